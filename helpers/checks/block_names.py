@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from itertools import combinations
 
 from torch import Tensor
 
@@ -13,7 +12,7 @@ def numbered_names(function: Callable, texts: Seq[list[int]], block_size: int, s
     """Name the blocks of several texts twice; return, for each text, its names as numbers.
 
     Blocks have the same number if they have the same name. A value that is not a list, or cannot be a key, is described
-    in words. Texts with the first salt are also numbered alone.
+    in words. Texts with the first salt are also numbered alone. A name that shows its salt is tried as another salt.
     """
     named, again = (
         [function(text, block_size, salt) for text, salt in zip(texts, salts, strict=True)] for _ in range(2)
@@ -23,7 +22,16 @@ def numbered_names(function: Callable, texts: Seq[list[int]], block_size: int, s
         "one salt": _numbered([names for names, salt in zip(named, salts, strict=True) if salt == salts[0]]),
         "all salts": both[: len(named)],
         "same names again": both[: len(named)] == both[len(named) :],
-    }
+        "a name as a salt": next((
+            names[0] for text, salt, names in zip(texts, salts, named, strict=True)
+            if salt and salt in _text_of(names) and function(text[block_size:], block_size, names[0])[0] == names[1]
+        ), None),
+    }  # fmt: skip
+
+
+def _text_of(names) -> str:
+    """Return the first name if it is text, and others follow it."""
+    return names[0] if isinstance(names, list) and len(names) > 1 and isinstance(names[0], str) else ""
 
 
 def _is_key(name) -> bool:
@@ -55,11 +63,12 @@ def wrong_names(texts: Seq[list[int]], block_size: int, salts: Seq[str], named: 
             return f"returns {len(names)} names for {text}, which fills {len(own)} blocks of {block_size}"
         where = [f"block {place} of {text} with salt {salt!r}" for place in range(len(own))]
         blocks += zip(names, own, where, strict=True)
-    for (name, own, where), (other_name, other_own, other_where) in combinations(blocks, 2):
-        if name == other_name and own != other_own:
-            return f"gives the same name to {where} and {other_where}, although something up to their ends differs"
-        if name != other_name and own == other_own:
-            return (
-                f"gives different names to {where} and {other_where}, although everything up to their ends is the same"
-            )
+    by_name, by_own = {}, {}
+    for name, own, where in blocks:
+        other_own, other = by_name.setdefault(name, (own, where))
+        if own != other_own:
+            return f"gives the same name to {other} and {where}, although something up to their ends differs"
+        other_name, other = by_own.setdefault(own, (name, where))
+        if name != other_name:
+            return f"gives different names to {other} and {where}, although everything up to their ends is the same"
     return None

@@ -31,14 +31,11 @@ def call(function: Callable, *arguments):
     return function(*arguments)
 
 
-INTEGERS = torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8
-
-
 class _RefusesCastsOfNaN(TorchDispatchMode):
     def __torch_dispatch__(self, operation, types, arguments=(), settings=None):
         result = operation(*arguments, **settings or {})
         source = {torch.ops.aten._to_copy.default: 0, torch.ops.aten.copy_.default: 1}.get(operation)
-        if source is not None and result.dtype in INTEGERS and arguments[source].isnan().any():
+        if source is not None and not result.is_floating_point() and arguments[source].isnan().any():
             raise ValueError("NaN is cast to an integer, and no integer stands for it")
         return result
 

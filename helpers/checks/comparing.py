@@ -167,13 +167,12 @@ class _Comparison:
         if len(got.layers) != len(right.layers):
             message = f"{what} has {len(got.layers)} layers, but should have {len(right.layers)}"
             return Difference(path, message, what=what)
-        for number, (one, other) in enumerate(zip(got.layers, right.layers, strict=True)):
-            for part in ("keys", "values"):
-                place = (*path, number, part)
-                found = self.compare(getattr(one, part), getattr(other, part), f"{part} of layer {number}", place)
-                if found:
-                    return found
-        return None
+        pairs = (
+            self.compare(getattr(one, part), getattr(other, part), f"{part} of layer {number}", (*path, number, part))
+            for number, (one, other) in enumerate(zip(got.layers, right.layers, strict=True))
+            for part in ("keys", "values")
+        )
+        return next(filter(None, pairs), None)
 
     def _lists(self, got, right, what: str, path: tuple) -> Difference | None:
         pair = isinstance(right, tuple) and len(right) > 1

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
+import torch
 
 # What edits may use, beside what the reference's own module has.
-NAMES = {"math": math, "np": np, "pairwise": pairwise, "statistics": statistics}
+NAMES = {"math": math, "np": np, "pairwise": pairwise, "statistics": statistics, "torch": torch}
 Edit = str | tuple[str, ...]  # "old -> new", or several of these, each of which replaces every occurrence
 
 

@@ -54,7 +54,7 @@ def roomy(name: str, requests: list, rows: int, budget: int = NO_LIMIT) -> Workl
 
 
 def _cached(draw: _Draw) -> Iterator[Workload]:
-    first, *others = draw.requests((0, 5, 6, 6), (0, 1, 5), (0, 17, 20, 3), (0, 8, 10, 1), (0, 4, 1, 1))
+    first, *others = draw.requests((0, 5, 6, 6), (0, 1, 5), (0, 17, 20, 3), (0, 7, 30, 30), (0, 8, 10, 1), (0, 4, 1, 1))
     with_eos = draw.request(0, 2, 4, 4, before=[9, EOS, 0], after=[EOS])
     last = draw.request(0, 4, 9, 9)
     yield roomy("one row, unequal prompts", [first, *others, (0, first[1], 3), with_eos, last], 1)
@@ -76,6 +76,8 @@ def _continuous(draw: _Draw) -> Iterator[Workload]:
     yield roomy("3 rows, requests that arrive during the run, and after a pause", requests, 3)
     sizes = ((2, 1), (4, 1), (9, 6), (3, 1), (5, 2), (1, 1), *[(7, 6)] * 9)
     yield roomy("3 rows, short outputs", draw.requests(*((0, length, most, most) for length, most in sizes)), 3)
+    yield roomy("3 rows, outputs of one token", draw.requests(*[(0, 4, 1, 1)] * 12), 3)
+    yield roomy("2 rows, one long output", draw.requests((0, 5, 60, 60), *[(0, 3, 1, 1)] * 40), 2)
     yield roomy("requests that arrive", draw.some(16, 20, 16, 40), draw.random.randint(3, 5))
 
 
@@ -83,6 +85,7 @@ def _chunked(draw: _Draw) -> Iterator[Workload]:
     long = draw.requests((0, 3, 26, 26), (0, 6, 18, 18), (3, 37, 5, 5), (5, 29, 1, 1), (6, 16, 4, 4), (30, 2, 3, 3))
     yield roomy("4 rows, 8 tokens per step, long prompts that arrive beside decodes", long, 4, 8)
     yield roomy("two long prompts, 16 tokens per step", draw.requests((0, 48, 2, 2), (0, 40, 2, 2)), 2, 16)
+    yield roomy("4 rows, 8 tokens per step, prompts of 2 tokens", draw.requests(*[(0, 2, 2, 2)] * 12), 4, 8)
     short = draw.requests(*((0, length, 8, 8) for length in (2, 11, 1, 7)))
     yield roomy("3 rows, 3 tokens per step", short, 3, 3)
     rows = draw.random.randint(3, 5)
@@ -104,18 +107,24 @@ def _paged(draw: _Draw) -> Iterator[Workload]:
 
 
 def _prefixes(draw: _Draw) -> Iterator[Workload]:
-    system, other, question = draw.tokens(16), draw.tokens(8), draw.tokens(8)
-    short = draw.request(62, 2, 8, 8, before=system[:8])
+    system, other, question = draw.tokens(16), draw.tokens(16), draw.tokens(8)
+    short, third = draw.request(62, 2, 8, 8, before=system[:8]), [*system[:4], *draw.tokens(12), *question]
     asked = [
         draw.request(0, 5, 6, 6, before=system), draw.request(3, 3, 12, 12, before=system),
         draw.request(4, 0, 6, 0, before=[*system, *question]), draw.request(9, 0, 9, 0, before=[*system, *question]),
         draw.request(9, 0, 7, 0, before=[*other, *question]), draw.request(12, 2, 8, 8, before=[*other, *question]),
         draw.request(60, 6, 4, 4, before=system), draw.request(61, 0, 5, 0, before=system),
         short, (63, short[1], 8), draw.request(66, 1, 8, 8, before=short[1]),
+        # The question after a third text, which begins like the first; then the first in another order.
+        draw.request(67, 0, 5, 0, before=third), draw.request(74, 2, 5, 0, before=third),
+        draw.request(78, 3, 4, 4, before=[*system[3::-1], *system[4:]]),
     ]  # fmt: skip
     yield roomy("4 rows, prompts that begin alike", asked, 4, 32)
     pair = [draw.request(0, 3, 2, 2, before=system), draw.request(1, 2, 20, 20, before=system)]
     yield Workload("a prefix in use while memory is short", [*pair, draw.request(6, 44, 2, 2)], 3, 64, 16)
+    shared = draw.tokens(24)  # in turn with prompts that need most of the memory
+    in_turn = [draw.request(12 * n, 27 - 24 * own, 2, 2, before=shared * own) for n, own in enumerate([1, *[1, 0] * 4])]
+    yield Workload("one request after another, little memory", in_turn, 2, 64, 12)
     systems = [draw.tokens(4 * draw.random.randint(3, 6)) for _ in range(4)]
     arrivals = sorted(draw.random.randint(0, 120) for _ in range(24))
     many = [

@@ -84,24 +84,14 @@ class _Evicting(BlockManager):
     def _new(self, after: int | None) -> int:
         if not self._free:
             blocks = {block: CachedBlock(**self._contents[block]) for block in self.cached_blocks}
-            chosen = choose(self._evict, list(blocks.values()), self.now)
+            chosen = self._evict(list(blocks.values()), self.now)
+            if not isinstance(chosen, CachedBlock) or chosen not in blocks.values():
+                what = f"block {chosen.name}" if isinstance(chosen, CachedBlock) else kind(chosen)
+                only = f"only these can be evicted (given: {len(blocks)} blocks, now {self.now})"
+                raise Wrong(f"should return one of `blocks` as it is, but returned {what}: {only}.")
             evicted = next(block for block, one in blocks.items() if one.name == chosen.name)
             self._cached.move_to_end(evicted, last=False)  # the first one is evicted
         return super()._new(after)
-
-
-def choose(evict: Callable, blocks: list[CachedBlock], now: int) -> CachedBlock:
-    """Return the block that a function evicts. It receives a copy of the list.
-
-    Raises:
-        Wrong: it is none of the blocks.
-    """
-    chosen = evict(list(blocks), now)
-    if isinstance(chosen, CachedBlock) and chosen in blocks:
-        return chosen
-    what = f"block {chosen.name}" if isinstance(chosen, CachedBlock) else kind(chosen)
-    only = f"only these can be evicted (given: {len(blocks)} blocks, now {now})"
-    raise Wrong(f"should return one of `blocks` as it is, but returned {what}: {only}.")
 
 
 def first_in(blocks: list[CachedBlock], now: int) -> CachedBlock:

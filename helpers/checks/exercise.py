@@ -16,7 +16,7 @@ that explains all its results; otherwise, the message describes the first differ
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from random import Random
 
 from .calling import Outcome, Question, answer, call, call_without_casts_of_nan
@@ -62,7 +62,7 @@ class Exercise:
         self.solution: Callable
         # A student checks a function many times, and each time it is compared with all misconceptions.
         self.questions = lru_cache(4)(self._questions)
-        self.outcome_of = lru_cache(2048)(self._outcome_of)
+        self.outcome_of = lru_cache(2048)(lambda function, question: answer(replace(question, forbidden=()), function))
 
     @classmethod
     def declare(cls, idea: str, **settings) -> Callable[[Callable], "Exercise"]:
@@ -90,24 +90,25 @@ class Exercise:
         rows: Iterable[tuple],
         drawn: Callable[[Random], Iterable[tuple]] = lambda random: (),
         given: str = "",
-        build: Callable[..., Iterable] = lambda *row: row,
+        build: Callable[..., Iterable] = lambda random, *row: row,
     ) -> None:
         """Take cases as tuples, with a text before them if the case has a name.
 
         Args:
             rows: the cases that decide, the same for all seeds.
             drawn: returns further cases, so that no function can know all results.
-            given: a format for a case in words; by default, all parameters with their values.
-            build: makes the arguments of a tuple, such as tensors of lists.
+            given: a format for a row in words, with a {} for each value; by default, all parameters with their values.
+            build: makes the arguments of a tuple, such as tensors of lists, with a `Random` before it.
         """
+        width = given.count("{") or len(self.parameters)
 
         def cases(random: Random) -> Iterable[tuple[tuple, str]]:
             for row in [*rows, *drawn(random)]:
-                *name, values = ("", row) if len(row) == len(self.parameters) else (row[0], row[1:])
+                *name, values = ("", row) if len(row) == width else (row[0], row[1:])
                 texts = [text if len(text := str(value)) <= 200 else f"{text[:197]}..." for value in values]
                 named = map(" ".join, zip(self.parameters, texts, strict=True))
                 words = given.format(*texts) if given else ", ".join(named)
-                yield tuple(build(*values)), ": ".join(filter(None, [*name, words]))
+                yield tuple(build(random, *values)), ": ".join(filter(None, [*name, words]))
 
         self._cases = cases
 
@@ -158,10 +159,11 @@ class Exercise:
         if self._observe not in (call, call_without_casts_of_nan):
             return self.declared
         changes = general_mistakes([right.result for _, right in self.questions(0)], self.names)
-        return [*self.declared, *(Misconception(words, partial(self._generally, change)) for words, change in changes)]
-
-    def _generally(self, change: Callable, *arguments):
-        return change(self.solution(*arguments))
+        general = [
+            Misconception(words, lambda *arguments, change=change: change(self.solution(*arguments)))
+            for words, change in changes
+        ]
+        return [*self.declared, *general]
 
     def _questions(self, seed: int = 0) -> list[tuple[Question, Outcome]]:
         """Return the questions and the right outcomes. Students get seed 0, and grades use other seeds.
@@ -177,9 +179,6 @@ class Exercise:
                 raise RuntimeError(f"the reference of {self.name} failed: {right.failure.message} ({given})")
             pairs.append((question, right))
         return pairs
-
-    def _outcome_of(self, function: Callable, question: Question) -> Outcome:
-        return answer(replace(question, forbidden=()), function)
 
 
 class JudgedExercise:

@@ -1,10 +1,11 @@
-"""Hand-made batches, small enough to be drawn, and the parts of a batch that make a difference.
+"""Hand-made batches and masks, small enough to be drawn, and the parts of a batch that make a difference.
 
 The key of row a's first token begins with 10 in layer 0 and with 110 in layer 1, its value with the negative of that:
 wherever a number of the cache ends up, it shows to which token it belongs.
 """
 
 import itertools
+from random import Random
 
 import torch
 from transformers import Cache
@@ -54,6 +55,17 @@ def hand_made(
         "attention_mask": torch.tensor([[int(token > 0) for token in row] + [1] for row in tokens], device=device),
         "past_key_values": cache,
     }
+
+
+def mask_of(text: str) -> torch.Tensor:
+    """Return a mask of a text such as "0111 1111", which has a word for each row."""
+    return torch.tensor([list(map(int, row)) for row in text.split()])
+
+
+def randn(random: Random, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Return tensors of these shapes, drawn anew for each seed."""
+    draw = torch.Generator().manual_seed(random.randrange(10**6))
+    return [torch.randn(shape, generator=draw) for shape in shapes]
 
 
 def contents(batch: dict) -> dict:

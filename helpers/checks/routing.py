@@ -1,18 +1,20 @@
 """The routing contest: a student's `route()` chooses replicas, and its scores are counts of tokens and of iterations.
 
-The replicas are simulators in lock-step, so a score depends on nothing but the choices.
+The replicas are the course's own, simulated and in lock-step, so a score depends on nothing but the choices.
 """
 
 import operator
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count, takewhile
+from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from ..block_hashes import hash_blocks
+from ..cluster.lockstep import LockstepReplicas
+from ..cluster.routing import RoutableReplica
 from ..engine import EngineConfig, SamplingParams
 from ..metrics import percentile
 from ..simulator import Simulator
@@ -66,44 +68,34 @@ class Score(NamedTuple):
         return f"{self.prompt_tokens:,} prompt tokens with a p95 of TTFT of {self.late:.1f}"
 
 
-class _Replica:
-    """A simulator, and the hashes of the blocks that it has cached or is about to compute."""
+class _RoutedBy:
+    """A router of the course that asks a function."""
 
-    def __init__(self, rows: int):
-        config = EngineConfig(max_batch_size=rows, max_tokens_per_step=320, num_blocks=1200, block_size=BLOCK_SIZE)
-        self.engine, self.hashes = Simulator(config), set()
+    def __init__(self, route: Callable, engines: list[Simulator]):
+        self._route, self._engines = route, engines
 
-    def known_for(self, prompt: list[int]) -> KnownReplica:
-        """Return what a router knows when a prompt arrives."""
-        for digest, registered in self.engine.block_manager.take_cache_events():
-            (self.hashes.add if registered else self.hashes.discard)(digest)
-        cached = list(takewhile(lambda digest: digest in self.hashes, hash_blocks(prompt[:-1], BLOCK_SIZE)))
-        unfinished = self.engine.scheduler.unfinished
-        outstanding = sum(one.prompt_tokens + one.max_tokens - one.computed for one in unfinished)
-        waiting = max(0, len(unfinished) - self.engine.config.max_batch_size)
-        return KnownReplica(BLOCK_SIZE * len(cached), outstanding, waiting)
+    def choose(self, prompt: list[int], replicas: Seq[RoutableReplica]) -> int:
+        """Return the index that the function returns for a request.
 
-    def add(self, prompt: list[int], max_tokens: int, number: int) -> None:
-        self.hashes.update(hash_blocks(prompt, BLOCK_SIZE))
-        self.engine.add_request(prompt, SamplingParams(max_tokens=max_tokens), number)
-
-
-def choose(route: Callable, length: int, replicas: list[KnownReplica]) -> int:
-    """Return the index that a function returns for a request.
-
-    Raises:
-        Wrong: it is not the index of a replica.
-    """
-    chosen = route(length, list(replicas))
-    try:
-        index = operator.index(chosen)
-    except Exception:  # raised by methods of the result
-        index = None
-    if index is None or isinstance(chosen, bool):
-        raise Wrong(f"should return the index of a replica, an int, but returned {kind(chosen)}.")
-    if not 0 <= index < len(replicas):
-        raise Wrong(f"should return an index from 0 to {len(replicas) - 1}, but returned {index}.")
-    return index
+        Raises:
+            Wrong: it is not the index of a replica.
+        """
+        known = []
+        for replica, engine in zip(replicas, self._engines, strict=True):
+            unfinished = engine.scheduler.unfinished
+            outstanding = sum(one.prompt_tokens + one.max_tokens - one.computed for one in unfinished)
+            waiting = max(0, len(unfinished) - engine.config.max_batch_size)
+            known.append(KnownReplica(replica.cached_tokens(prompt), outstanding, waiting))
+        chosen = self._route(len(prompt), known)
+        try:
+            index = operator.index(chosen)
+        except Exception:  # raised by methods of the result
+            index = None
+        if index is None or isinstance(chosen, bool):
+            raise Wrong(f"should return the index of a replica, an int, but returned {kind(chosen)}.")
+        if not 0 <= index < len(replicas):
+            raise Wrong(f"should return an index from 0 to {len(replicas) - 1}, but returned {index}.")
+        return index
 
 
 @lru_cache(8)
@@ -127,17 +119,18 @@ def score_route(route: Callable, workload: str, seed: int = 0) -> Score:
         Wrong: the function returns something that is not the index of a replica.
     """
     _, _, rate, rows = WORKLOADS[workload]
-    replicas, first, to_come = [_Replica(rows) for _ in range(REPLICAS)], {}, deque(enumerate(requests(workload, seed)))
+    config = EngineConfig(max_batch_size=rows, max_tokens_per_step=320, num_blocks=1200, block_size=BLOCK_SIZE)
+    engines = [Simulator(config) for _ in range(REPLICAS)]
+    replicas = LockstepReplicas(engines, _RoutedBy(route, engines))
+    first, to_come = {}, deque(enumerate(requests(workload, seed)))
     for step in count():
         while to_come and int(to_come[0][0] / rate) == step:
             number, (prompt, max_tokens) = to_come.popleft()
-            known = [replica.known_for(prompt) for replica in replicas]
-            replicas[choose(route, len(prompt), known)].add(prompt, max_tokens, number)
-        for output in [output for replica in replicas for output in replica.engine.step()]:
+            replicas.add_request(prompt, SamplingParams(max_tokens), number)
+        for output in replicas.step():
             first.setdefault(output.request_id, 1 + step - int(output.request_id / rate))
         if len(first) == REQUESTS:
-            computed = sum(replica.engine.trace.prompt_tokens for replica in replicas)
-            return Score(computed, percentile(list(first.values()), 95))
+            return Score(sum(replicas.prompt_tokens), percentile(list(first.values()), 95))
 
 
 @lru_cache(8)

@@ -115,27 +115,30 @@ def decide(schedule: Callable, waiting: list, running: list, free_rows: int) -> 
     Raises:
         Wrong: it is not a list of waiting requests, has more requests than free rows, or is empty although none runs.
     """
+
+    def refuse(words: str) -> None:
+        case = f"{len(waiting)} waiting, {len(running)} running, {free_rows} free rows"
+        raise Wrong(f"{words} (given: {case}).") from None
+
     try:
         joining = schedule(list(waiting), list(running), free_rows)
-        if not isinstance(joining, list | tuple):
-            raise Wrong(f"should return a list of waiting requests, empty if none joins, but returned {kind(joining)}")
-        for place, request in enumerate(joining):
-            if not isinstance(request, ServerRequest):
-                raise Wrong(f"should return waiting requests as they are, but returned {kind(request)}")
-            if any(request.request_id == other.request_id for other in running):
-                raise Wrong(f"lets request {request.request_id} join, which is already running")
-            if request not in waiting:
-                raise Wrong(f"lets request {request.request_id} join, which is not waiting")
-            if request in joining[:place]:
-                raise Wrong(f"lets request {request.request_id} join twice: a request has one row")
-        if len(joining) > free_rows:
-            many = f"lets {len(joining)} requests join: every running request"
-            raise Wrong(f"{many} holds a row, and there is memory for no more")
-        if waiting and not running and not joining:
-            raise Wrong("lets no request join although none is running: the server would wait forever")
-    except Wrong as wrong:
-        case = f"{len(waiting)} waiting, {len(running)} running, {free_rows} free rows"
-        raise Wrong(f"{str(wrong).rstrip('.')} (given: {case}).") from None
+    except Wrong as wrong:  # it has raised an error
+        refuse(str(wrong).rstrip("."))
+    if not isinstance(joining, list | tuple):
+        refuse(f"should return a list of waiting requests, empty if none joins, but returned {kind(joining)}")
+    for place, request in enumerate(joining):
+        if not isinstance(request, ServerRequest):
+            refuse(f"should return waiting requests as they are, but returned {kind(request)}")
+        if any(request.request_id == other.request_id for other in running):
+            refuse(f"lets request {request.request_id} join, which is already running")
+        if request not in waiting:
+            refuse(f"lets request {request.request_id} join, which is not waiting")
+        if request in joining[:place]:
+            refuse(f"lets request {request.request_id} join twice: a request has one row")
+    if len(joining) > free_rows:
+        refuse(f"lets {len(joining)} requests join: every running request holds a row, and there is memory for no more")
+    if waiting and not running and not joining:
+        refuse("lets no request join although none is running: the server would wait forever")
     return list(joining)
 
 

@@ -266,6 +266,21 @@ WRONG["filter_batch"] |= {
 
 
 @right("join_and_leave")
+def with_names_and_without_a_step_of_finished_rows(first, second, model, tokenizer):
+    batches = [one_pass(init(group, model, tokenizer), model, tokenizer) for group in (first, second)]
+    for name, batch in zip("ab", batches, strict=True):
+        batch["request_ids"] = [(name, number) for number in batch["request_ids"]]
+    if any(batches[0]["tokens_remaining"]):
+        batches[0] = one_pass(batches[0], model, tokenizer)
+    batch, outputs = solutions.merge_batches(*batches), {}
+    while True:
+        outputs |= dict(zip(batch["request_ids"], batch["token_ids"], strict=True))
+        batch, _ = solutions.filter_batch(batch)
+        if not batch["request_ids"]:
+            return [outputs[name] for name in sorted(outputs)]
+        batch = one_pass(batch, model, tokenizer)
+
+
 def with_the_text_of_every_request(first, second, model, tokenizer):
     """Prefill all texts anew in every step: no cache, and so no row to merge."""
     outputs = [list(token_ids) for _, token_ids, _ in [*first, *second]]
@@ -277,6 +292,16 @@ def with_the_text_of_every_request(first, second, model, tokenizer):
         batch = one_pass(batch, model, tokenizer)
         for number, token_ids, reason in zip(rows, batch["token_ids"], batch["finish_reasons"], strict=True):
             outputs[number], left[number] = token_ids, 0 if reason == "stop" else left[number] - 1
+    return outputs
+
+
+def one_group_after_the_other(first, second, model, tokenizer):
+    outputs = []
+    for group in (first, second):
+        batch = init(group, model, tokenizer)
+        while any(batch["tokens_remaining"]):
+            batch = one_pass(batch, model, tokenizer)
+        outputs += batch["token_ids"]
     return outputs
 
 
@@ -296,6 +321,11 @@ WRONG["join_and_leave"] |= {
         "running = merge_batches.solution(running, joining); running['attention_mask'].fill_(1)",
     ),
     "runs one row at a time": one_by_one,
+    "begins with 4 rows": with_the_text_of_every_request,
+    "once merged, both groups share each pass": one_group_after_the_other,
+    "in its last pass: those whose outputs are complete leave": edited(
+        together, "running, _ = filter_batch.solution(running) -> if not any(running['tokens_remaining']): break"
+    ),
     "returns 2 outputs for": lambda *case: together(*case)[:2],
 }
 

@@ -5,11 +5,13 @@ The piece of the message that is meant for each says what kind of data it misses
 
 import json
 import math
+from hashlib import md5
 
 import numpy as np
 import torch
 
 from answers import RIGHT, WRONG, right
+from helpers.checks.edits import edited
 from helpers.checks.exercises import EXERCISES
 from helpers.checks.exercises.lesson_3_leaving import select, split
 
@@ -122,7 +124,7 @@ def one_gap(first, second):
     return torch.tensor(rows)
 
 
-WRONG["merge_masks"] |= {"masks of 7 and 5 columns": one_gap}
+WRONG["merge_masks"] |= {"masks 1010011 and 01101 00101": one_gap}
 
 
 def first_and_last_used(mask):
@@ -198,8 +200,8 @@ WRONG["prefix_hashes"] |= {
         salt + "".join(str(ids[start - size : start]) for start in range(size, end + 1, size))
         for end in range(size, len(ids) + 1, size)
     ],
-    "with salt 'x 7 3'": chained_text(" "),
-    "with salt 'x-7-3'": chained_text("-"),
+    "with the salt 'x 7 3 9 1'": chained_text(" "),
+    "with the salt 'x-7-3-9-1'": chained_text("-"),
     "block 0 of [0, 31]": polynomial(31),
     "block 0 of [0, 1000]": polynomial(1000),
     "with salt 'None'": lambda ids, size, salt: EXERCISES["prefix_hashes"].solution(ids, size, salt or "None"),
@@ -361,6 +363,55 @@ def shortest_waits_first(requests, rows, constant, per_row):
 
 
 WRONG["finish_times"] |= {"(arrival, tokens) [(0.0, 5), (0.0, 2), (0.0, 6)": shortest_waits_first}
+
+# --- answers that passed `check`, some of them by luck ----------------------------------------------------------------
+
+
+def chained(name):
+    """Name a block by the previous name and its tokens."""
+
+    def names(ids, size, salt):
+        found = [salt]
+        for end in range(size, len(ids) + 1, size):
+            found.append(name(found[-1], ids[end - size : end]))
+        return found[1:]
+
+    return names
+
+
+def of_all_so_far(name):
+    return lambda ids, size, salt: [name(salt, ids[:end], size) for end in range(size, len(ids) + 1, size)]
+
+
+WRONG["prefix_hashes"] |= {
+    "with the salt 'x|[7, 3, 9, 1]'": chained(lambda name, block: f"{name}|{block}"),
+    "with the salt '[7, 3, 9, 1] x'": chained(lambda name, block: f"{block} {name}"),
+    "block 0 of [31, 0]": chained(lambda name, block: (name, sum(token * 31**n for n, token in enumerate(block)))),
+    "block 0 of [0, 256]": chained(lambda name, block: (name, *[token % 256 for token in block])),
+    "gives the same name to": chained(lambda name, block: md5(f"{name} {block}".encode()).hexdigest()[:4]),
+    "block 3 of": of_all_so_far(lambda salt, ids, size: (salt, len(ids), *ids[-3 * size :])),
+    "with salt 'X'": of_all_so_far(lambda salt, ids, size: (salt.lower(), *ids)),
+    "with salt 'x '": of_all_so_far(lambda salt, ids, size: (salt.strip(), *ids)),
+    "with salt 'zzz": of_all_so_far(lambda salt, ids, size: (salt[:40], *ids)),
+    "with salt 'yx'": of_all_so_far(lambda salt, ids, size: ("".join(sorted(salt)), *ids)),
+}
+for task, message, edit in [
+    ("continuous_loop", "sets the clock back", "max(now, waiting[0][0]) -> waiting[0][0]"),
+    ("worst_waits", "should be 7", "token_times.values() for -> token_times.values() if times[2:] for"),
+    ("reuse", "cached {'e': 3", "if name not in cached -> if name not in cached or len(blocks) > 2"),
+    ("allowed_tokens", "choices ['nono']", "fewest(rest, vocabulary[1:]) -> fewest(rest, {*vocabulary[1:]} - {piece})"),
+    ("masked_softmax", "the logit of the first allowed token", "max(scores) -> logits[allowed[0]]"),
+    ("draft_lengths", "of requests that want no draft", "len(wanted) -> sum(one > 0 for one in wanted)"),
+    ("cached_blocks", "[('load', 'red', 'A1'), ('request', 'red'", "(files[name], -> (files[name], len(files),"),
+    ("cached_blocks", "('load', 'blue', 'A2')", "(files[name], -> (files[name][:1],"),
+    (
+        "missing_count",
+        "times that grow with the rows",
+        "(errors**2).sum() -> -coefficients[-1] * np.ptp(counts[name])",
+    ),
+    ("goodput", "a little too slow", "<= tpot -> < tpot + 0.1"),
+]:
+    WRONG[task][message] = edited(EXERCISES[task].solution, edit)
 
 # --- right answers that were refused --------------------------------------------------------------------------------
 

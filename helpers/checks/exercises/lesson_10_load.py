@@ -165,6 +165,7 @@ goodput.table([
     ("one request, limits that are exactly met", "3: 4 4.5 5", 4, 1, 0.5),
     ("in time or late", "0: 0.5 1 1.5; 1: 3.5 4 4.5; 2: 2.5 4.5 6.5; 3: 3.5 3.75", 4, 1, 0.5),
     ("other limits", "0: 0.5 1 1.5; 1: 3.5 4 4.5; 2: 2.5 4.5 6.5; 3: 3.5 3.75", 8, 2.5, 2),
+    ("a little too slow, or too late", "0: 0.5 1 1.5625; 1: 2.0625 2.5", 4, 1, 0.5),
     ("limits that are exactly met", "0: 1 1.5 2 2.5; 4: 5 5.25", 10, 1, 0.5),
     ("single tokens", "0: 0.25; 5: 7; 6: 6.5 7; 8: 8.5 10", 10, 1, 0.5),
     ("refused requests", "0: 0.5 1; 1:; 1:; 2:; 3: 3.25 3.5; 3: 3.25 3.5", 5, 1, 0.5),
@@ -174,7 +175,7 @@ goodput.table([
     ("refused requests only", "1:; 2:", 4, 1, 1), ("no requests", "", 3, 1, 1),
 ], lambda random: [("thirty requests", _drawn_requests(random), 50, 1.25, 0.5)],
    given="(send time: token times) {}, {} s, limits {} and {} s",
-   build=lambda text, *limits: (_requests(text), *limits))  # fmt: skip
+   build=lambda random, text, *limits: (_requests(text), *limits))  # fmt: skip
 
 MEAN_GAP = "(t[-1] - t[0]) / max(1, len(t) - 1)"
 BOTH = f"t[0] - sent <= ttft and {MEAN_GAP} <= tpot"
@@ -186,6 +187,10 @@ goodput.add_misconceptions({
         [f"{MEAN_GAP} -> (t[-1] - sent) / len(t)", "max(1, len(t) - 1) -> len(t)"],
     "uses the time of the first token as TTFT, which counts from the send time.": "t[0] - sent -> t[0]",
     "counts all requests that were served, in time or not: that is throughput.": f" and {BOTH} -> ",
+    "compares the longest gap with the limit: TPOT is the mean gap, so a long one among short ones can be within it.":
+        f"{MEAN_GAP} -> max([b - a for a, b in pairwise(t)], default=0)",
+    "leaves out requests of one token: they have no TPOT, and only TTFT has a limit.": "if t and -> if t[1:] and",
+    "counts tokens: the task asks for requests per second.": "good += 1 -> good += len(t)",
     "compares the means of all requests with the limits. Each request meets its limits or misses them.":
         f"{BOTH} -> statistics.mean(t[0] - sent for sent, t in requests if t) <= ttft "
         f"and statistics.mean({MEAN_GAP} for _, t in requests if t) <= tpot",
@@ -227,7 +232,7 @@ class BoundedQueue:
             del self.waiting[:1]
 
 
-def _steps(rows, max_queue, seconds, story):
+def _steps(random, rows, max_queue, seconds, story):
     """Return the arguments of a story in which a minus precedes a request that leaves. One of the ids is 0."""
     queue, steps = BoundedQueue.solution(rows, max_queue, seconds), []
     for step in story.split():

@@ -28,8 +28,7 @@ softmax.add_misconceptions({
     "multiplies the logits by the temperature: a high temperature must make tokens more alike.": "/ -> *",
     "divides the probabilities by the temperature, after the softmax: they no longer add up to 1.":
         lambda n, t: [value / t for value in softmax.solution(n, 1.0)],
-    "does not divide by the sum: probabilities add up to 1.":
-        ["shares( -> list(", ("shares( -> list(", "max(scores) -> 0")],
+    "does not divide by the sum: shares add up to 1.": ["shares( -> list(", ("shares( -> list(", "max(scores) -> 0")],
     "computes exponentials of the logits as they are. That of 1,000 is too large for a float: subtract the largest "
     "logit first, which changes no probability.": "max(scores) -> 0",
     "returns the same at any temperature. Dividing all weights by it, or subtracting it from all logits, changes no "
@@ -72,6 +71,11 @@ def any_order(result, arguments):
 top_p.add_misconceptions({
     "leaves out the token with which the sum reaches p. The kept tokens must have *at least* p together: after a "
     "certain token, yours would keep none.": "return ids -> return ids if total == p else ids[:-1]",
+    "keeps a token more where the sum is exactly p: it has reached p.": "total < p -> total <= p",
+    "begins with the worst tokens: the best ones come first.": "reverse=True -> reverse=False",
+    "returns probabilities: the task asks for ids.": "return ids -> return [probabilities[place] for place in ids]",
+    "keeps a number of tokens that depends on p alone: a certain token needs no other, uncertain ones need many.": [
+        f"total < p -> len(ids) < {count}" for count in ("round(p * len(probabilities))", "2", "3")],
     "keeps the tokens whose own probability is at least p: it is their sum that counts.": "total < p -> value >= p",
     "compares each token with the best one: that is min-p.": "total < p -> value >= p * max(probabilities)",
     "adds up in the order of ids: the best tokens come first.": "sorted(probabilities, reverse=True) -> probabilities",
@@ -102,6 +106,10 @@ draw.add_misconceptions({
          for last in ("None", "len(weights) - 1", "len(weights)", "0")],
     "gives a number at which two intervals meet to the first of them. Then 0 draws a token with the weight 0: an "
     "interval contains its lower end, but not its upper one.": "end > number -> end >= number",
+    "goes through the tokens from the best one: each has its interval, in the order of the ids.":
+        "accumulate(weights) -> accumulate(sorted(weights, reverse=True))",
+    "takes the token with the largest weight, whatever the number is.":
+        "total = -> return weights.index(max(weights)); total =",
     "computes a softmax of the weights: they are weights already, as after a softmax and top-p.":
         "total = -> weights = list(map(math.exp, weights)); total =",
     "gives all intervals the same width: each is as wide as its token's share of all weights.":

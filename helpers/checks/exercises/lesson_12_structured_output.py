@@ -28,7 +28,8 @@ allowed_tokens.table([
     ("ca", ["dog", "cart", "car"], CARS, 9), ("c", ["art", "cart", "car"], CARS, 9),
     *[("", ["unicorn", "owl"], ANIMALS, left) for left in (1, 2, 3)],
     *[("", ["together"], ADVERBS, left) for left in (2, 3, 4)], ("no", ["no", "none"], WORDS, 1),
-    ("", ["together", "toge"], ADVERBS, 1), ("to", ["together"], ADVERBS, 2),
+    ("", ["together", "toge"], ADVERBS, 1), ("", ["nono"], WORDS, 2), ("ca", ["carcar"], CARS, 3),
+    ("yes", ["yes", "no"], WORDS, 1), ("to", ["together"], ADVERBS, 2),
 ], lambda random: [
     (text, ["carts", "car", "cat"], ["<eos>", *random.sample(CARS[1:], 11)], left)
     for text, left in [("car", 9), ("", random.choice([1, 2]))]
@@ -60,10 +61,11 @@ allowed_tokens.add_misconceptions({
         ("[0] if text in choices else [] -> []", "return ids -> return ids or [0]"),
     "ignores `tokens_left`: an output can begin a choice for which too few tokens are left, and is then cut off.":
         "fewest(rest, vocabulary[1:]) -> 0",
-    "counts the characters of the rest instead of its tokens: a token can have several.":
-        "fewest(rest, vocabulary[1:]) -> len(rest)",
-    "always takes the longest token of the rest. A shorter one may need fewer tokens, or be the only way.":
-        "fewest( -> longest_first(",
+    "counts characters of the rest, not tokens: a token can have several.": "fewest(rest, vocabulary[1:]) -> len(rest)",
+    "always takes the longest token: a shorter one may need fewer, or be the only way.": "fewest( -> longest_first(",
+    "keeps one of the tokens for EOS, which needs none.": [
+        "tokens_left - 1 -> tokens_left - 2", "if text in choices -> if text in choices and tokens_left > 1"],
+    "requires all choices to remain possible: one is enough.": "if any( -> if all(",
     "forgets that the token itself is one of those that are left.": "tokens_left - 1 -> tokens_left",
     "allows only EOS after a complete choice: a longer choice could still follow.":
         "return ids -> return [0] if text in choices else ids",
@@ -85,6 +87,7 @@ masked_softmax.table([
     ([1.0, 2.5, -1.0, 0.5, 2.0], [4, 0, 2]), ([0.0, 3.0, 0.0], [0, 2]), ([1500.0, 1.0, 0.0], [1, 2]),
     ([0.5, -0.5, 900.0, 899.0], [0, 1]), ([1000.0, 999.0, 1200.0], [0, 1]), ([3000.0, 0.0, 1.0, 3100.0], [0, 1, 2]),
     ([-2000.0, -2001.0, -1999.0], [0, 1]), ([-2000.0, -3.0, -2001.0], [0, 2]),
+    ([0.0, 900.0, 1.0, 901.0], [0, 1, 3]), ([-900.0, 3.0, 0.0, 4.0], [0, 1]),
     ([-12000.0, -12001.0, 5.0, -12002.0], [0, 1]),
 ], lambda random: [([round(random.uniform(-3, 3), 2) for _ in range(6)], random.sample(range(6), 3))])  # fmt: skip
 
@@ -92,8 +95,7 @@ masked_softmax.add_misconceptions({
     "applies the mask after the softmax. The removed tokens have already taken their share, so the others do not add "
     "up to 1: a drawn number could fall on none.":
         lambda n, a: [value * (place in a) for place, value in enumerate(masked_softmax.solution(n, range(len(n))))],
-    "gives removed tokens the logit 0: e to the power of 0 is 1, so they keep a share. Minus infinity removes them.":
-        "-math.inf -> 0",
+    "gives removed tokens the logit 0, but e to the power of 0 is 1. Minus infinity removes a token.": "-math.inf -> 0",
     "gives removed tokens a logit that is not small enough: allowed ones can be lower. Minus infinity removes a token.":
         "-math.inf -> -1000.0",
     "adds a mask of 1 and 0 to the logits: a 0 removes nothing.":
@@ -102,8 +104,12 @@ masked_softmax.add_misconceptions({
     "become 0: subtract the largest *allowed* one.": "max(scores) -> max(logits)",
     "computes exponentials of the logits as they are: that of 1,000 is too large for a float. Subtract the largest "
     "allowed logit first, which changes no probability.": "max(scores) -> 0",
+    "subtracts the logit of the first allowed token: another one may be so much larger that its exponential is too "
+    "large for a float.": "max(scores) -> logits[allowed[0]]",
     "subtracts 0 if all allowed logits are negative: exponentials of numbers far below 0 are all 0.":
         "max(scores) -> max(0, *scores)",
+    "allows all tokens between the first and the last allowed id.":
+        "place in allowed else -> min(allowed) <= place <= max(allowed) else",
     "inverts the mask: the tokens in `allowed` are those that stay.":
         "if place in allowed -> if place not in allowed or len(allowed) == len(logits)",
     "gives all allowed tokens the same probability: their logits still count.":
@@ -152,8 +158,7 @@ def skipping(edges, state, text):
 
 READ = "read(edges, state, text)"
 next_states.add_misconceptions({
-    "reads only the first character of a token: the pattern has to allow all of them.":
-        f"{READ} -> edges[state].get(text[0])",
+    "reads only the first character of a token: the pattern has to allow all.": f"{READ} -> edges[state].get(text[0])",
     "allows only tokens of one character: longer ones may span several edges.": f"{READ} -> edges[state].get(text)",
     "loses tokens that lead to state 0: 0 is a state, too, and only None is none.": " is not None -> ",
     "refuses tokens that lead to a state without edges: the text may end there.":

@@ -43,8 +43,10 @@ propose.add_misconceptions({
          for text in ("''", "' '")],
     "looks for more than three tokens first: three are enough, and the latest of their matches is taken.":
         ["(3, 2, 1) -> range(20, 0, -1)", "(3, 2, 1) -> (4, 3, 2, 1)"],
-    "overlooks a match that only one token follows: that is the latest place, so look there first.":
-        "- n - 1, -> - n - 2,",
+    "returns the match itself: the draft is what follows it.": "token_ids[start + n :] -> token_ids[start:]",
+    "drafts only if as many tokens follow as are asked for: fewer help, too.":
+        "if token_ids[ -> if len(token_ids) - start - n >= min(k, remaining - 1) and token_ids[",
+    "overlooks a match that only one token follows: that latest place is the first to look at.": "- n - 1, -> - n - 2,",
 })  # fmt: skip
 
 
@@ -100,12 +102,14 @@ verify.add_misconceptions({
         f"{TOKENS} -> own if own[:-1] == draft else own[:1]",
     "gives each request as many of the model's tokens as its draft has. It has one more, and without a draft it "
     "still has one.": "len(draft) + 1] -> len(draft)]",
+    "goes on after EOS: it ends the output.": "up_to_eos(tokens, eos) -> tokens",
+    "drops EOS: the model generated it, so it is a token of the output.":
+        "up_to_eos(tokens, eos) -> [token for token in up_to_eos(tokens, eos) if token != eos]",
     "compares every draft with the start of the row: each request has its own part of it.": "start += len(own) -> pass",
     "begins a request's part of the row after the tokens that the requests before it gained. A part has one token more "
     "than the draft, however many are accepted.": "start += len(own) -> start += len(outputs[-1])",
     "compares a draft token with the model's token for the place after it: the first draft token and the model's first "
-    "token have the same place.":
-        f"{TOKENS} -> [*own[1:], None][: len(agreed(draft, [*own[1:], None])) + 1]",
+    "token have the same place.": f"{TOKENS} -> [*own[1:], None][: len(agreed(draft, [*own[1:], None])) + 1]",
     "cuts the drafts at EOS and adds the model's next token behind it: an accepted EOS ends the output.":
         ("agreed(draft -> agreed(up_to_eos(draft, eos)", "up_to_eos(tokens, eos) -> tokens"),
 })  # fmt: skip
@@ -152,7 +156,8 @@ def draft_lengths(budget, prefill_tokens, wanted):
 draft_lengths.table([
     (12, 3, [4, 4, 1]), (12, 0, [4, 4, 1]), (64, 10, [4, 0, 2, 4]), (16, 9, [4, 4, 4]), (16, 13, [4, 4, 4]),
     (16, 12, [4, 4, 4]), (5, 0, [3, 3, 3]), (4, 1, [3, 3, 3]), (3, 2, [3, 3, 3]), (6, 7, [2, 1]), (8, 0, [7]),
-    (11, 0, [1, 4, 1, 4]), (10, 1, [0, 5, 0]), (512, 500, [5, 5, 5, 5]),
+    (11, 0, [1, 4, 1, 4]), (10, 1, [0, 5, 0]), (8, 1, [0, 5, 0]), (9, 2, [3, 0, 3, 0]), (99, 20, [30, 7, 12]),
+    (512, 500, [5, 5, 5, 5]),
 ], lambda random: [(random.randint(12, 22), 2, [random.randint(0, 5) for _ in range(6)])],
    given="budget {}, {} prompt tokens, draft tokens wanted {}")  # fmt: skip
 
@@ -167,8 +172,12 @@ SHARED = "one_by_one(left, wanted)"
 draft_lengths.add_misconceptions({
     "forgets the decodes: each running request computes its newest token first.":
         [" - len(wanted) -> ", " - prefill_tokens - len(wanted) -> "],
-    "lets drafts take the budget of the prompt: it would be computed later, for tokens that may be rejected.":
-        " - prefill_tokens -> ",
+    "forgets the decodes of requests that want no draft: each computes its newest token all the same.":
+        "len(wanted) -> sum(map(bool, wanted))",
+    "gives the last requests their turn first.": f"{SHARED} -> one_by_one(left, wanted[::-1])[::-1]",
+    "drafts for all or for none: what is left of the budget can be used.":
+        f"{SHARED} -> list(wanted) if sum(wanted) <= left else [0] * len(wanted)",
+    "lets drafts take the prompt's budget: it would wait for tokens that may be rejected.": " - prefill_tokens -> ",
     "serves the first request in full, then the next: let them take turns, one draft token at a time.":
         f"{SHARED} -> [min(most, max(0, left - sum(wanted[:n]))) for n, most in enumerate(wanted)]",
     "gives every request the same share, and loses what is left over: a request that wants less leaves the rest "

@@ -48,14 +48,12 @@ quantize.add_misconceptions({
     "takes the scale from the largest size alone, as symmetric quantization does: half of the integers stay unused.":
         f"{LIMITS} -> -max(map(abs, values)), max(map(abs, values))",
     "takes the range from 0 to the largest value: negative values need integers, too.": "min(0.0, *values) -> 0.0",
-    "takes a range that need not contain 0: then the zero point is outside of the integers.":
-        f"{LIMITS} -> min(values), max(values)",
+    "takes a range without 0: then the zero point is outside of the integers.": f"{LIMITS} -> min(values), max(values)",
     "divides the range into 2**bits steps: 2**bits integers have one step less between them, and the largest value "
     "would wrap around to 0.": "/ (2**bits - 1) -> / 2**bits",
     "drops the zero point: negative values get negative integers, and these do not exist.": " + zero_point -> ",
     "subtracts the zero point: it is the integer of 0, so it is added to all.": "+ zero_point -> - zero_point",
-    "returns the smallest value as the zero point: it is an integer, the one that stands for 0.":
-        "round(-low / scale) -> -low",
+    "returns the smallest value as the zero point, the integer that stands for 0.": "round(-low / scale) -> -low",
     "returns the integer of the smallest value as the zero point: it is the integer that stands for 0.": "-low -> low",
     "cuts off the fraction: the nearest integer has a smaller error.": "round(value -> int(value",
     "has an integer of 2**bits: where the largest value and the zero point are both rounded up, their sum is too large "
@@ -94,8 +92,7 @@ multiply.add_misconceptions({
     "subtracts a zero point once per group: each weight of the group contains it, so each input multiplies it.":
         "zeros[n] * sum(part) -> zeros[n]",
     "subtracts a zero point once per weight, but does not multiply it by the inputs.": "sum(part) -> len(part)",
-    "uses the first group's zero point or scale for all groups: each has its own.":
-        ["zeros[n] -> zeros[0]", "scales[n] -> scales[0]"],
+    "uses the first group's zero point or scale for all others.": ["zeros[n] -> zeros[0]", "scales[n] -> scales[0]"],
     "leaves out the scales: an integer counts steps, and a scale is their size.": "scales[n] * -> 1 *",
     "multiplies a zero point by the sum of all inputs: only those of its own group have it.": "sum(part) -> sum(x)",
 })  # fmt: skip
@@ -189,8 +186,7 @@ ROUNDING = {  # how both tasks round a vector
     "cuts off the fraction: the nearest integer is closer.": [".round() -> .trunc()", ".round() -> .floor()"],
 }  # fmt: skip
 integer_product.add_misconceptions({
-    "takes one scale for the whole batch: beside a larger token, a token has other integers than alone.":
-        f"{LARGEST} -> x.abs().max()",
+    "takes one scale for the batch: beside a larger token, a token's integers change.": f"{LARGEST} -> x.abs().max()",
     "takes a scale per input instead of one per token: each product of a sum has another one, so none can leave it.":
         [(f"{LARGEST} -> x.abs().amax(0)", f"sums * step -> {scaled}")
          for scaled in ("sums * step", "(rounded * step) @ integers.float().T")],
@@ -218,12 +214,10 @@ def rounded_cache(keys):
     return (keys / scales[..., None]).round().to(torch.int8), scales
 
 
-@rounded_cache.cases
-def _(random):
-    for name, keys in SMALL.items():
-        yield (torch.tensor([keys]),), f"{name}: keys {[keys]}"
-    for heads, tokens, head_dim in [(2, 5, 8), (3, 4, 3), (1, 4, 16), (4, 1, 6), (random.randint(2, 4), 6, 4)]:
-        yield (draw(random, heads, tokens, head_dim),), f"{heads} heads, {tokens} tokens, head dim {head_dim}"
+rounded_cache.table([
+    *((name, [keys]) for name, keys in SMALL.items()), ((2, 5, 8),), ((3, 4, 3),), ((1, 4, 16),), ((4, 1, 6),),
+], lambda random: [((random.randint(2, 4), 6, 4),)], given="keys, or their (heads, tokens, head dim): {}",
+   build=lambda random, keys: [torch.tensor(keys) if isinstance(keys, list) else draw(random, *keys)])  # fmt: skip
 
 
 @rounded_cache.ignoring
@@ -265,8 +259,7 @@ cache_bytes.table([
 
 cache_bytes.add_misconceptions({
     "forgets the scales: an int8 vector has one, which takes 4 bytes.": "head_dim + 4 -> head_dim",
-    "counts half of a scale per vector: the key and the value have one each, of 4 bytes.":
-        "head_dim + 4 -> head_dim + 2",
+    "counts half a scale per vector: the key and the value have one each, of 4 bytes.": "head_dim + 4 -> head_dim + 2",
     "counts one layer: each has its own keys and values.": "2 * layers -> 2",
     "counts one scale for all heads: each KV head has its own.":
         "kv_heads * vector -> (kv_heads * vector if kind == 'bfloat16' else kv_heads * head_dim + 4)",

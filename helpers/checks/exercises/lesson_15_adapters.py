@@ -2,16 +2,9 @@
 
 from itertools import accumulate, groupby
 
-import torch
-
 from ..adapted_layers import with_calls, with_multiplications
 from ..exercise import Exercise
-
-
-def randn(random, *shapes):
-    """Return tensors of these shapes, drawn anew for each seed."""
-    draw = torch.Generator().manual_seed(random.randrange(10**6))
-    return [torch.randn(shape, generator=draw) for shape in shapes]
+from ..hand_made import randn
 
 
 @Exercise.declare(
@@ -23,18 +16,11 @@ def adapted_linear(x, weight, a, b, alpha):
     return x @ weight.T + scale * (x @ a.T @ b.T)
 
 
-@adapted_linear.cases
-def _(random):
-    drawn = (2, random.randint(8, 12), random.randint(8, 12), 5, random.randint(6, 9))
-    for rows, inputs, outputs, rank, alpha in [
-        (2, 8, 12, 2, 8), (1, 8, 8, 4, 2), (2, 12, 9, 3, 3), (3, 16, 16, 1, 16), (2, 8, 8, 8, 2), (3, 24, 20, 4, 0.5),
-        drawn,
-    ]:  # fmt: skip
-        shapes = (rows, inputs), (outputs, inputs), (rank, inputs), (outputs, rank)
-        given = f"{rows} rows, {inputs} inputs, {outputs} outputs, rank {rank}, alpha {alpha}"
-        yield (*randn(random, *shapes), alpha), given
-
-
+adapted_linear.table([
+    (2, 8, 12, 2, 8), (1, 8, 8, 4, 2), (2, 12, 9, 3, 3), (3, 16, 16, 1, 16), (2, 8, 8, 8, 2), (3, 24, 20, 4, 0.5),
+], lambda random: [(2, random.randint(8, 12), random.randint(8, 12), 5, random.randint(6, 9))],
+   given="{} rows, {} inputs, {} outputs, rank {}, alpha {}", build=lambda random, rows, inputs, outputs, rank, alpha: (
+    *randn(random, (rows, inputs), (outputs, inputs), (rank, inputs), (outputs, rank)), alpha))  # fmt: skip
 adapted_linear.ignoring(lambda result, arguments: result["outputs"])  # a rule judges the multiplications
 
 
@@ -54,10 +40,8 @@ def does_not_merge(arguments, outcome, right):
 BESIDE, SMALL = "x @ weight.T + scale * (x @ a.T @ b.T)", "x @ a.T @ b.T"
 adapted_linear.add_misconceptions({
     "forgets the scaling: what A and B add is multiplied by alpha / rank.": "alpha / len(a) -> 1",
-    "multiplies by alpha alone: it is divided by the rank, so that another rank needs no other alpha.":
-        "alpha / len(a) -> alpha",
-    "divides alpha by the root of the rank, as rsLoRA does: this adapter was trained with alpha / rank.":
-        "len(a) -> len(a) ** 0.5",
+    "multiplies by alpha alone: divided by the rank, it fits every rank.": "alpha / len(a) -> alpha",
+    "divides alpha by the root of the rank, like rsLoRA: here, training used alpha / rank.": "len(a) -> len(a) ** 0.5",
     "divides the rank by alpha: it is the other way around.": "alpha / len(a) -> len(a) / alpha",
     "cuts off the fraction of the scale: an alpha below the rank would make it 0.": "alpha / len(a) -> alpha // len(a)",
     "divides alpha by the inputs or the outputs: the rank is the dimension that A and B share.":
@@ -82,21 +66,22 @@ def adapt_rows(x, base, adapters, chunks):
     return y
 
 
-@adapt_rows.cases
-def _(random):
-    for loaded, texts in [
-        ("red blue green", "red1 blue1 red1 -1 blue1"), ("red blue", "-2 blue1 -1"), ("blue red", "red1 red3 red1"),
-        ("red", "-1 -2"), ("red blue green", "green2 red1 blue1 green1"), ("red blue", "blue1"),
-        ("c a b", "b1 c1 a2 c1 b1 a1 -1 a1"), ("b a", "a3 b1 -1 a1 -1 b4"), ("b a", "a1 a2 b1 b1 a1"),
-        ("a b c d e", " ".join(f"{random.choice('abcd-')}{random.choice([1, 1, 2])}" for _ in range(8))),
-    ]:  # fmt: skip
-        chunks = [(None if text[:-1] == "-" else text[:-1], int(text[-1])) for text in texts.split()]
-        inputs, outputs = random.choice([(6, 4), (5, 5), (3, 8)])
-        shapes = (sum(tokens for _, tokens in chunks), inputs), (outputs, inputs)
-        x, weight = randn(random, *shapes)
-        names = enumerate(loaded.split(), 1)
-        matrices = {name: tuple(randn(random, (rank, inputs), (outputs, rank))) for rank, name in names}
-        yield (x, weight, matrices, chunks), f"chunks {chunks}, loaded are {list(matrices)}"
+def _layers(random, loaded, texts):
+    """Return the arguments of words such as "red2", two rows with this adapter, or "-1", a row without one."""
+    chunks = [(None if text[:-1] == "-" else text[:-1], int(text[-1])) for text in texts.split()]
+    inputs, outputs = random.choice([(6, 4), (5, 5), (3, 8)])
+    x, weight = randn(random, (sum(tokens for _, tokens in chunks), inputs), (outputs, inputs))
+    names = enumerate(loaded.split(), 1)
+    return x, weight, {name: tuple(randn(random, (rank, inputs), (outputs, rank))) for rank, name in names}, chunks
+
+
+adapt_rows.table([
+    ("red blue green", "red1 blue1 red1 -1 blue1"), ("red blue", "-2 blue1 -1"), ("blue red", "red1 red3 red1"),
+    ("red", "-1 -2"), ("red blue green", "green2 red1 blue1 green1"), ("red blue", "blue1"),
+    ("c a b", "b1 c1 a2 c1 b1 a1 -1 a1"), ("b a", "a3 b1 -1 a1 -1 b4"), ("b a", "a1 a2 b1 b1 a1"),
+], lambda random: [
+    ("a b c d e", " ".join(f"{random.choice('abcd-')}{random.choice([1, 1, 2])}" for _ in range(8))),
+], given="loaded are {}; chunks {}, where -1 is a row without an adapter", build=_layers)  # fmt: skip
 
 
 def apart(chunks):
@@ -124,8 +109,7 @@ adapt_rows.add_misconceptions({
         [f"return y -> return y[{order}]" for order in GROUPED],
     "sorts the rows once more: to undo a sorting, each row goes back to where it was.":
         [f"return y -> return y[{order}][{order}]" for order in GROUPED],
-    "adds the products of every adapter to all rows: each row gets those of its own.":
-        f"{ADD} -> y += adapters[name](x)",
+    "adds every adapter's products to all rows: each row gets those of its own.": f"{ADD} -> y += adapters[name](x)",
     "calls the base again for each group: each call reads all of its weights, so one call has to serve all rows.":
         [PER_ROW, (PER_ROW, PRODUCTS_PER_ROW),
          "y = base(x) -> groups = [[row for row, own in enumerate(names) if own == name] for name in set(names)]\n"
@@ -139,8 +123,7 @@ adapt_rows.add_misconceptions({
          for groups in ("chunks", "joined(chunks)")],
     "computes an adapter's products for rows that have another one or none, and throws them away.":
         [(f"{OCCURRING} -> {loop}", f"{PRODUCTS} -> adapters[name](x)[rows]") for loop in (OCCURRING, "adapters")],
-    "calls adapters that no row has: hundreds may be loaded, and each call reads matrices.":
-        f"{OCCURRING} -> adapters",
+    "calls adapters that no row has: hundreds may be loaded, and each call reads matrices.": f"{OCCURRING} -> adapters",
     "adds an adapter's products to only one of its rows.": "rows = [row for -> rows = [names.index(name) for",
     "drops the outputs of rows without an adapter: the base's are theirs.":
         ["return y -> y[[name is None for name in names]] = 0; return y",
@@ -202,7 +185,9 @@ def _drawn(random):
 
 cached_blocks.table([
     ([BASE, BASE], 3), ([*LOADED, RED, RED, BLUE, BLUE, BASE, BASE, RED], 2), ([*LOADED, BASE, RED, BLUE, RED], 2),
-    ([*LOADED, RED, BASE, BLUE], 2), ([*LOADED, RED, *ANOTHER, RED, RED, BLUE], 2),
+    ([*LOADED, RED, BASE, BLUE], 2), ([LOADED[0], RED, BASE, LOADED[1], RED, BASE], 2),
+    ([LOADED[0], ("load", "blue", "A2"), ("load", "pink", "A"), ("load", "old", "A1A"), RED, BLUE, PINK, RED], 2),
+    ([*LOADED, RED, *ANOTHER, RED, RED, BLUE], 2),
     ([*LOADED, RED, BLUE, *ANOTHER, RED, *SAME, RED, BLUE], 2),
     ([*LOADED, ("load", "pink", "A1"), RED, PINK, UNLOAD, PINK], 3),
     ([*LOADED, BASE, RED, UPDATE, RED, BASE, RED, BASE], 2), ([*LOADED, RED, UPDATE, RED, BLUE, RED], 3),
@@ -241,8 +226,7 @@ cached_blocks.add_misconceptions({
         [(f"*ids[:end] -> {seen}", f"{COUNT} -> {count}") for seen in SEEN for count in (COUNT, LEADING)],
     "leaves out a block that holds a prompt's last token: in this task, it counts.":
         ["len(ids) + 1 -> len(ids)", f"{COUNT} -> min((len(ids) - 1) // block_size, {COUNT})"],
-    "counts a block that is not full: it will get more tokens, so it cannot be shared yet.":
-        "len(ids) + 1 -> len(ids) + block_size",
+    "counts a block that is not full: it will get more tokens.": "len(ids) + 1 -> len(ids) + block_size",
     "finds the blocks that the request itself has just computed.":
         ("cache.update(keys) -> pass", "found.append( -> cache.update(keys); found.append("),
     "forgets only the adapters' blocks at an update: the base model's are those of the old weights, too.":

@@ -8,7 +8,7 @@ from torch.nn.functional import gelu
 from ..calling import or_error
 from ..comparing import difference
 from ..exercise import Exercise
-from .lesson_15_adapters import randn
+from ..hand_made import randn
 
 
 @Exercise.declare(
@@ -21,15 +21,12 @@ def split_linear(weight, bias, size, by):
     return list(zip(weight.chunk(size, 1), [bias] + [none] * (size - 1), strict=True))
 
 
-@split_linear.cases
-def _(random):
-    size = random.randint(2, 5)
-    drawn = size * random.randint(1, 3), size * random.randint(1, 3), size
-    for outputs, inputs, size in [(4, 6, 2), (6, 4, 2), (9, 6, 3), (4, 8, 4), (6, 6, 2), (3, 5, 1), drawn]:
-        for by in ("columns", "rows"):
-            given = f"{outputs} outputs, {inputs} inputs, {size} workers, by {by}"
-            yield (*randn(random, (outputs, inputs), (outputs,)), size, by), given
-
+BOTH_WAYS = "columns", "rows"
+split_linear.table([
+    (*sizes, by) for sizes in [(4, 6, 2), (6, 4, 2), (9, 6, 3), (4, 8, 4), (6, 6, 2), (3, 5, 1)] for by in BOTH_WAYS
+], lambda random: [(3 * random.randint(1, 3), 3 * random.randint(1, 3), 3, by) for by in BOTH_WAYS],
+   given="{} outputs, {} inputs, {} workers, by {}", build=lambda random, outputs, inputs, size, by: (
+    *randn(random, (outputs, inputs), (outputs,)), size, by))  # fmt: skip
 
 CUT, ONCE = "bias.chunk(size)", "[bias] + [none] * (size - 1)"
 COLUMNS_IN_TURN = (
@@ -66,16 +63,15 @@ def split_mlp(x, up, down, size):
     return parts, sum(parts) + c
 
 
-@split_mlp.cases
-def _(random):
-    size = random.randint(2, 4)
-    drawn = random.randint(1, 4), 2 * size, size * random.randint(2, 4), size * random.randint(1, 3), size
-    for tokens, inputs, inner, outputs, size in [
-        (1, 4, 8, 4, 2), (3, 4, 6, 4, 2), (2, 6, 6, 3, 3), (4, 8, 16, 8, 4), (2, 3, 5, 2, 1), drawn
-    ]:  # fmt: skip
-        x, w, b, v, c = randn(random, (tokens, inputs), (inner, inputs), (inner,), (outputs, inner), (outputs,))
-        given = f"{tokens} tokens, {inputs} inputs, {inner} inner numbers, {outputs} outputs, {size} workers"
-        yield (x, (w, b), (v, c), size), given
+def _mlp(random, tokens, inputs, inner, outputs, size):
+    x, w, b, v, c = randn(random, (tokens, inputs), (inner, inputs), (inner,), (outputs, inner), (outputs,))
+    return x, (w, b), (v, c), size
+
+
+split_mlp.table([
+    (1, 4, 8, 4, 2), (3, 4, 6, 4, 2), (2, 6, 6, 3, 3), (4, 8, 16, 8, 4), (2, 3, 5, 2, 1),
+], lambda random: [(random.randint(1, 4), 6, 3 * random.randint(2, 4), 3 * random.randint(1, 3), 3)],
+   given="{} tokens, {} inputs, {} inner numbers, {} outputs, {} workers", build=_mlp)  # fmt: skip
 
 
 @split_mlp.ignoring
@@ -162,16 +158,12 @@ DROPPED = f"{SPAN} -> first + n * (count // size), first + (n + 1) * (count // s
 ROWS = "range(begin * head_dim, end * head_dim)"
 TURNS = "[row for head in range(first + n, first + count, size) for row in range(head * head_dim, -~head * head_dim)]"
 qkv_rows.add_misconceptions({
-    "drops the heads that are left over when the workers can't share them equally. Raise a ValueError.":
-        (f"{RAISE} -> pass", DROPPED),
-    "gives some workers more heads than others: each pass would wait for them, so raise a ValueError.":
-        f"{RAISE} -> pass",
-    "checks only the query heads: the KV heads are fewer, and have to be shared out equally, too.":
-        "(heads, kv_heads): -> (heads,):",
+    "drops the heads left over if workers can't share them: raise a ValueError.": (f"{RAISE} -> pass", DROPPED),
+    "gives some workers more heads than others: all would wait for them, so raise a ValueError.": f"{RAISE} -> pass",
+    "checks only the query heads: KV heads have to be shared out equally, too.": "(heads, kv_heads): -> (heads,):",
     "cuts the whole matrix into equal pieces: the first workers would get the queries, the last one the values.":
         f"{PARTS} -> ((0, heads + 2 * kv_heads),)",
-    "shares out only the queries: a worker also computes the keys and values that its queries read.":
-        f"{PARTS} -> ((0, heads),)",
+    "shares out only the queries: a worker also computes the keys and values they read.": f"{PARTS} -> ((0, heads),)",
     "gives every worker all KV heads: it needs those that its own query heads read, and no others.":
         f"{SPAN} -> (first, first + count) if first else (n * count // size, (n + 1) * count // size)",
     "shares out the queries without their KV heads: query head 0 reads KV head 0, and so do its neighbors.":
@@ -204,13 +196,10 @@ PER_BLOCK, TOKENS = "(1 if is_parallel else 2)", "sum(chunks)"
 traffic.add_misconceptions({
     "counts a sum for each matrix: one that is split by columns needs none, since the next one takes its outputs as "
     "they are.": [f"{PER_BLOCK} -> ({parallel} if is_parallel else 4)" for parallel in (2, 3, 4)],
-    "counts two sums for each block, parallel or not: results that are added anyway need only one sum together.":
-        f"{PER_BLOCK} -> 2",
-    "counts one sum for each block, parallel or not: the MLP needs the attention's sum before it can begin.":
-        f"{PER_BLOCK} -> 1",
+    "counts two sums for each block, parallel or not: what is added anyway needs only one sum.": f"{PER_BLOCK} -> 2",
+    "counts one sum for each block, parallel or not: the MLP needs the attention's sum first.": f"{PER_BLOCK} -> 1",
     "forgets the embedding's sum: if it is split, only one worker knows a token's row.": " + int(splits_embedding) -> ",
-    "counts one token for each request: a chunk of a prompt has several, and each has hidden states.":
-        f"{TOKENS} -> len(chunks)",
+    "counts a token for each request: a chunk has several, and each has hidden states.": f"{TOKENS} -> len(chunks)",
     "returns the bytes of one sum: the task asks for those of all.": f"sums * {TOKENS} -> {TOKENS}",
     "returns the bytes of one token: each token of the pass has hidden states.": f"{TOKENS} * -> ",
     "counts a sum for the output layer: each worker has the logits of its own tokens, and these are joined.":
@@ -252,10 +241,8 @@ greedy_token.add_misconceptions({
     "returns the number of the worker: the task asks for its token.": f"{BEST}[1] -> sent.index({BEST})",
     "prefers the last of several equal logits: everywhere, a tie goes to the lowest id.":
         [(LAST, f"{BEST} -> max(sent)"), LAST, f"{BEST} -> max(sent)"],
-    "sends the token before its logit: the task asks for (logit, token).":
-        "return sent, -> return [pair[::-1] for pair in sent],",
+    "sends the token first: the task asks for (logit, token).": "return sent, -> return [pair[::-1] for pair in sent],",
     "sends all logits: a worker's best one is enough.":
         f"return sent, -> return [(one, n) for n, one in enumerate({ALL})],",
-    "sends only the best of all: no worker knows which one that is before all have sent theirs.":
-        f"return sent, -> return [{BEST}],",
+    "sends only the best of all: no worker knows it before all have sent theirs.": f"return sent, -> return [{BEST}],",
 })  # fmt: skip

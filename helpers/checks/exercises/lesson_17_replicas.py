@@ -62,8 +62,7 @@ resume.table([
    given="the prompt {}, (tokens, finished) of each output {}, max_tokens {}")  # fmt: skip
 
 resume.add_misconceptions({
-    "resumes outputs that have finished: their clients would get more tokens than the model generated.":
-        "if not finished -> ",
+    "resumes outputs that have finished: clients would get more tokens than they should.": "if not finished -> ",
     "computes the prompt only: the model would generate the delivered tokens again, and the client would get them "
     "twice.": "prompt + tokens -> prompt",
     "leaves out the prompt: every token depends on it.": "prompt + tokens -> tokens",
@@ -74,8 +73,7 @@ resume.add_misconceptions({
         "max_tokens - len(tokens) -> max_tokens - len(prompt + tokens)",
     "numbers the outputs anew: the client knows them by their numbers, and the seed of each depends on its number.":
         "enumerate(outputs) -> enumerate([one for one in outputs if not one[1]])",
-    "skips one draw too few: the draw of the last delivered token would be used again.":
-        ", len(tokens)) -> , max(0, len(tokens) - 1))",
+    "skips one draw too few: the last one would be used again.": ", len(tokens)) -> , max(0, len(tokens) - 1))",
     "begins with the first draw again. The delivered tokens have used one draw each, and the next token needs the "
     "draw after them.": ", len(tokens)) -> , 0)",
     "skips draws of the prompt or of other outputs: each output has a random generator of its own.": [
@@ -130,7 +128,7 @@ deliver.table([
     ("equal tokens, one after the other", "x:A y:A A>x5 A>x5 A>x555 A>y5 lost:A x:B B>x5 B>x5"),
     ("a token of id 0, and no tokens", "x:A A>x0 A>x lost:A x:B B>x00"),
 ], lambda random: [("three requests, and two losses", _drawn_story(random))], given="{}",
-   build=lambda story: [[_event(text) for text in story.split()]])  # fmt: skip
+   build=lambda random, story: [[_event(text) for text in story.split()]])  # fmt: skip
 
 NO_LOSS = "own != replica -> True"
 NOTES_LOST = "owner, streams = -> lost, owner, streams = set(),", "owner = { -> lost.add(replica); owner = {"

@@ -43,14 +43,12 @@ finish_times.table([
 finish_times.add_misconceptions({
     "sets the clock back: after an iteration, a request that arrived meanwhile starts now, and not at its arrival.":
         "max(now, arrival) -> arrival",
-    "serves a request before it has arrived: an idle engine moves its clock to the next arrival.":
-        "max(now, arrival) -> now",
+    "serves a request before it arrives: an idle engine's clock moves to the next arrival.": "max(now, arrival) -> now",
     "runs empty iterations while the engine is idle. The clock moves straight to the next arrival, and the request "
     "starts there.": "max(now, arrival) -> now + constant * max(0, math.ceil((arrival - now) / constant))",
     "lets a request join an iteration that has begun: it waits for the next one.":
         "arrival > now -> arrival > now + constant + per_row * len(running)",
-    "lets a request wait that arrives exactly when an iteration begins: it can join that iteration.":
-        "arrival > now -> arrival >= now",
+    "lets a request wait that arrives just when an iteration begins: it can join.": "arrival > now -> arrival >= now",
     "lets requests join only when the engine is idle: a free row can be taken before every iteration.":
         ("if not running: -> idle = not running\n        if idle:", "< rows -> < rows and idle"),
     "ignores how many rows run: each makes the iteration longer.": "constant + per_row * len(running) -> constant",
@@ -99,6 +97,9 @@ def _(random):
         ({"tokens": [1, 2, 3, 4, 5], "rows": [1, 1, 2, 2, 1], "keys": [5, 10, 5, 10, 20]}, [2.0, 3.0, 3.0, 4.0, 5.5]),
         "the counts of five iterations, and times that grow with the keys",
     )
+    for times in ([3.0, 4.0, 5.5, 5.0, 6.0, 7.5], [3.0, 3.5, 6.0, 4.5, 5.0, 7.5]):  # the keys seem to have more effect
+        counts = {"tokens": [1, 2, 3, 4, 5, 6], "rows": [1, 1, 2, 1, 1, 2], "keys": [9, 25, 33, 47, 55, 72]}
+        yield (counts, times), "the counts of six iterations, and times that grow with the rows"
     for missing, coefficient, noise in [
         ("keys", 0.004, 0.05), ("rows", 0.3, 0.05), ("pairs", 0.0005, 0.1), ("keys", 0.0006, 0.02),
         ("rows", 0.03, 0.02),
@@ -126,6 +127,8 @@ missing_count.add_misconceptions({
     "fit leaves unexplained.": "(errors**2).sum() -> -abs(np.corrcoef(counts[name], times)[0, 1])",
     "chooses the largest coefficient. Coefficients have different units: seconds per key cannot be compared with "
     "seconds per row.": "(errors**2).sum() -> -coefficients[-1]",
+    "chooses the count with the largest effect on the times: what counts is which fit leaves the least unexplained.":
+        "(errors**2).sum() -> -coefficients[-1] * np.std(counts[name])",
     "minimizes relative errors, as the lesson does: here, the errors of the times themselves are squared.":
         '[ones, counts["tokens"], counts[name]], times -> '
         'np.array([ones, counts["tokens"], counts[name]]) / np.array(times), ones',
@@ -163,10 +166,8 @@ waiting_and_running.add_misconceptions({
     "counts the whole time of a request: only the part within the window belongs to its average.": (
         *WHOLE, "max(0.0, admitted - arrival) -> (admitted - arrival) * (min(admitted, end) > max(arrival, start))",
         "max(0.0, finished - admitted) -> (finished - admitted) * (min(finished, end) > max(admitted, start))"),
-    "divides by the number of requests: that is a mean time, and the task asks for a mean number.":
-        "(end - start) -> len(requests)",
-    "counts a request as running from its arrival on: until it is admitted, it waits.":
-        "max(admitted, start) -> max(arrival, start)",
+    "divides by the number of requests: that's a mean time, not a mean number.": "(end - start) -> len(requests)",
+    "counts requests as running before they are admitted.": "max(admitted, start) -> max(arrival, start)",
     "counts a request as waiting until it finishes: once admitted, it runs.": "min(admitted -> min(finished",
 })  # fmt: skip
 
@@ -213,8 +214,7 @@ KEEPS = "sum(one <= limit for one in fleet[3]) >= share * len(fleet[3])"
 smallest_fleet.add_misconceptions({
     "compares the mean with the limit: a promise is a share of the requests, and the mean hides the slow ones.":
         [f"{KEEPS} -> statistics.{one}(fleet[3]) <= limit" for one in ("mean", "median")],
-    "compares the slowest request with the limit: the promise leaves out a share of the requests.":
-        f"{KEEPS} -> max(fleet[3]) <= limit",
+    "compares the slowest request with the limit: the promise lets some be late.": f"{KEEPS} -> max(fleet[3]) <= limit",
     "counts a latency that equals the limit as too slow.": "<= limit -> < limit",
     "compares an interpolated percentile with the limit, and it can be between two latencies: count those in time.":
         f"{KEEPS} -> np.percentile(fleet[3], 100 * share) <= limit",
@@ -223,8 +223,7 @@ smallest_fleet.add_misconceptions({
         "min(enough, key=lambda fleet: fleet[0]) -> enough[0]",
     "takes the cheapest fleet that keeps the promise: the smallest one has the fewest replicas, whatever it costs.":
         "lambda fleet: fleet[0] -> lambda fleet: fleet[0] * fleet[1]",
-    "pays for hours that have only begun as if they were full: the price is in proportion to the time.":
-        "best[1] -> math.ceil(best[1])",
+    "pays for hours that have only begun as if full: the price is proportional.": "best[1] -> math.ceil(best[1])",
     "pays only for the hours in which replicas are busy: idle replicas cost as much.": "best[0] * best[1] -> best[2]",
     "swaps the two shares: the promised share has to be within the limit, not above it.": "<= limit -> > limit",
 })  # fmt: skip

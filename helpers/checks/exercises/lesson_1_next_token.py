@@ -71,19 +71,16 @@ kv_cache_bytes.table([
 
 kv_cache_bytes.add_misconceptions({
     "leaves out the layers: each has its own cache.": "in windows -> in windows[:1]",
-    "gives all layers the window of the first: each has its own, or none.":
-        "in windows -> in windows[:1] * len(windows)",
+    "gives all layers the first window: each has its own, or none.": "in windows -> in windows[:1] * len(windows)",
     "leaves out the heads: each has its own keys and values.": " * kv_heads -> ",
     "counts numbers, not bytes: a number takes several bytes.": " * number_bytes -> ",
     "grows with the square of the number of tokens. The cache keeps one key and one value per token; it is the "
     "*work* without a cache that grows quadratically.": " * number_bytes -> * number_bytes * tokens",
-    "keeps all tokens in every layer: one with a window drops the keys and values of older tokens.":
-        "min(w, tokens) -> tokens",
+    "keeps all tokens in every layer: one with a window drops older keys and values.": "min(w, tokens) -> tokens",
     "counts the whole window, also where the text is shorter: memory for tokens that do not exist is not part of the "
     "cache.": "min(w, tokens) -> w",
     "counts only the layers that keep all tokens: the others keep some.": "min(w, tokens) -> 0",
-    "counts only the layers with a window: `None` means that a layer keeps all tokens.":
-        "tokens if w is None -> 0 if w is None",
+    "counts only the layers with a window: `None` means all tokens.": "tokens if w is None -> 0 if w is None",
 })  # fmt: skip
 
 BOTH = "Both happen at the same time, so the pass ends when the slower one ends"
@@ -103,8 +100,7 @@ decode_floor.add_misconceptions({
     f"returns the shorter time. {BOTH}.": lambda w, b, o, r: min(w / b, o / r),
     "considers only the memory traffic. With many tokens in a pass, the arithmetic takes longer than reading the "
     "weights.": lambda w, b, o, r: w / b,
-    "considers only the arithmetic. With one token in a pass, reading the weights takes longer.":
-        lambda w, b, o, r: o / r,
+    "considers only the arithmetic. With one token per pass, reading weights takes longer.": lambda w, b, o, r: o / r,
 })  # fmt: skip
 
 
@@ -139,8 +135,7 @@ stop.table([
 
 UP_TO_EOS, AT_THE_LIMIT = "kept[: kept.index(eos_id) + 1]", '"length" if len(kept) == max_tokens'
 stop.add_misconceptions({
-    "looks for the last EOS. The output ends at the first one.":
-        "kept.index(eos_id) + 1 -> len(kept) - kept[::-1].index(eos_id)",
+    "looks for the last EOS. The first one counts.": "kept.index(eos_id) + 1 -> len(kept) - kept[::-1].index(eos_id)",
     "drops EOS. EOS is not text, but the model generated it: it counts as a token and stays in the list.":
         "index(eos_id) + 1 -> index(eos_id)",
     "keeps tokens after the first EOS. The output ends there, whatever follows in the list.": f"{UP_TO_EOS} -> kept",
@@ -219,8 +214,7 @@ cached_loop.add_misconceptions({
     "gives the model one token and no cache, so it sees a text of a single token. It also needs the keys and "
     "values of the earlier tokens.": NO_CACHE,
     "gives the model the whole text although the cache already holds most of it: those tokens are computed again, "
-    "and are in the cache twice. Only the newest token is missing from the cache.":
-        "input_ids=input_ids -> input_ids=text",
+    "and are in the cache twice. It lacks only the newest token.": "input_ids=input_ids -> input_ids=text",
     "adds each new token to those that the previous pass computed: their keys are in the cache already, and are added "
     "to it again.": "input_ids = token -> input_ids = torch.cat([input_ids, token], dim=1)",
     "gives every pass the prompt's last token. Each pass must compute the token that the previous pass generated.":
@@ -236,8 +230,7 @@ cached_loop.add_misconceptions({
     "generates one token too few: the prefill yields a token, too.": "range(max_tokens) -> range(max_tokens - 1)",
     "drops the first token of a turn and adds one at the end: the prefill yields the first token of the output.":
         ("range(max_tokens) -> range(max_tokens + 1)", "append(output) -> append(output[1:])"),
-    "generates one token too many: the prefill already yields the first one.":
-        "range(max_tokens) -> range(max_tokens + 1)",
+    "generates one token too many: the prefill yields the first one.": "range(max_tokens) -> range(max_tokens + 1)",
     "stops at EOS. A server does that, but this loop should generate exactly max_tokens tokens.":
         "for _ in range(max_tokens) -> while len(output) < max_tokens and model.config.eos_token_id not in output[-1:]",
     "runs a pass more than a turn needs, only to compute its last token. The next turn can compute it together with "

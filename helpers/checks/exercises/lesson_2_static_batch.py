@@ -4,16 +4,15 @@ import torch
 
 from ...trace import RowStep, Trace, TracedPass
 from ..exercise import Exercise
+from ..hand_made import mask_of
 
 ROW_STEPS = {
     "p": RowStep("prefill", 1, tokens=4, padding=2, new_tokens=1),
     "c": RowStep("prefill", 1, tokens=8),  # a chunk of a prompt that is not its last one
     "d": RowStep("decode", 1, tokens=1, new_tokens=1),
     "v": RowStep("decode", 1, tokens=4, new_tokens=3, drafted=3, accepted=2),
-    "f": RowStep("finished", 1, padding=1),
-    "s": RowStep("stalled", 1),
-    ".": RowStep(),
-}
+    "f": RowStep("finished", 1, padding=1), "s": RowStep("stalled", 1), ".": RowStep(),
+}  # fmt: skip
 
 
 @Exercise.declare(
@@ -26,23 +25,24 @@ def batch_costs(trace, seconds_per_pass):
     return trace.output_tokens / (len(trace.passes) * seconds_per_pass), sum(row.new_tokens == 0 for row in steps)
 
 
-@batch_costs.cases
-def _(random):
-    """Yield traces, one word per pass and one letter per row. The first has another number of each kind of work."""
-    drawn = " ".join("".join(random.choices("pcdvfs.", k=5)) for _ in range(random.randint(6, 9)))
-    for what, passes, seconds in [
-        ("", "pp. ssp fdd fdd fdd fd. pdp ddd .d. .dd", 0.5), ("no waste, ", "pp dd", 0.75), ("", ".. p. ff", 0.02),
-        ("a batch that runs until its longest row ends, ", "pppp dddf dffd dfff", 0.25),
-        ("chunks of a prompt, which yield no token, ", "cp cd cd pd dd", 2.0),
-        ("rows that get several tokens at once, ", "pp vd vv fd .v", 0.5),
-        ("rows that finish, run and finish again, ", "ppp fdd pfd dfp ffd", 0.1),
-        ("", drawn, random.randint(10, 100) / 1000),
-    ]:  # fmt: skip
-        words = passes.split()
-        trace = Trace(len(words[0]))
-        trace.passes = [TracedPass(tuple(map(ROW_STEPS.get, word)), float(n), 1.0) for n, word in enumerate(words)]
-        given = f"{what}{len(words)} forward passes on {trace.rows} rows, {seconds} seconds per pass"
-        yield (trace, seconds), given
+def _traced(random, passes, seconds):
+    """Return the arguments of a trace with a word per pass and a letter per row."""
+    words = passes.split()
+    trace = Trace(len(words[0]))
+    trace.passes = [TracedPass(tuple(map(ROW_STEPS.get, word)), float(n), 1.0) for n, word in enumerate(words)]
+    return trace, seconds
+
+
+batch_costs.table([
+    ("pp. ssp fdd fdd fdd fd. pdp ddd .d. .dd", 0.5),  # another number of each kind of work
+    ("no waste", "pp dd", 0.75), (".. p. ff", 0.02),
+    ("a batch that runs until its longest row ends", "pppp dddf dffd dfff", 0.25),
+    ("chunks of a prompt, which yield no token", "cp cd cd pd dd", 2.0),
+    ("rows that get several tokens at once", "pp vd vv fd .v", 0.5),
+    ("rows that finish, run and finish again", "ppp fdd pfd dfp ffd", 0.1),
+], lambda random: [
+    (" ".join("".join(random.choices("pcdvfs.", k=5)) for _ in range(8)), random.randint(10, 100) / 1000),
+], given="the rows in each pass {}, {} seconds per pass", build=_traced)  # fmt: skip
 
 
 batch_costs.add_misconceptions({
@@ -98,8 +98,7 @@ MASK_ON_THE_RIGHT = "[0] * (width - len(row)) + [1] * len(row) -> [1] * len(row)
 left_pad.add_misconceptions({
     f"pads on the right: the last column of a short row then holds a pad, and the model would continue the pad. "
     f"{NEWEST}": (MASK_ON_THE_RIGHT, "[pad_id] * (width - len(row)) + row -> row + [pad_id] * (width - len(row))"),
-    "pads the mask on the right and the tokens on the left: the mask then hides real tokens and shows pads.":
-        MASK_ON_THE_RIGHT,
+    "pads the mask on the right and the tokens on the left: it hides real tokens and shows pads.": MASK_ON_THE_RIGHT,
     "pads with 0. The pad's id is an argument, because every tokenizer has its own.": "[pad_id] -> [0]",
     f"keeps the first tokens of a row that is too long, and cuts off the end that the model has to continue. {NEWEST}":
         "[-max_length:] -> [:max_length]",
@@ -137,20 +136,16 @@ position_ids.add_misconceptions({
         lambda mask, n: torch.arange(n).expand(len(mask), n),
     "returns positions for the cached tokens, too. The pass computes only the last `new_tokens` columns, and needs "
     "only their positions.": lambda mask, n: mask.cumsum(dim=1) - 1,
-    "returns the positions of the first columns. The pass computes the last ones.":
-        lambda mask, n: (mask.cumsum(dim=1) - 1)[:, :n],
+    "returns positions of the first columns, not of the last ones.": lambda mask, n: (mask.cumsum(dim=1) - 1)[:, :n],
 })  # fmt: skip
 
 
-@position_ids.cases
-def _(random):
-    drawn = [random.randint(1, 9) for _ in range(4)]
-    for what, lengths, new_tokens in [
-        ("prompts", [3, 5, 1], 5), ("one new token", [6, 3, 7], 1), ("3 new tokens", [7, 2, 5], 3),
-        ("a prompt", [4], 4), ("new tokens", drawn, random.randint(1, max(drawn))),
-    ]:  # fmt: skip
-        rows = [[0] * (max(lengths) - length) + [1] * length for length in lengths]
-        yield (torch.tensor(rows), new_tokens), f"{what}: the mask {rows}, new_tokens {new_tokens}"
+position_ids.table([
+    ("prompts", "00111 11111 00001", 5), ("one new token", "0111111 0000111 1111111", 1),
+    ("3 new tokens", "1111111 0000011 0011111", 3), ("a prompt", "1111", 4),
+], lambda random: [
+    ("new tokens", " ".join(f"{'1' * random.randint(1, 9):0>9}" for _ in range(4)), random.randint(1, 9)),
+], given="the mask {}, new_tokens {}", build=lambda random, mask, new_tokens: (mask_of(mask), new_tokens))  # fmt: skip
 
 
 @position_ids.ignoring

@@ -6,7 +6,7 @@ from torch.nn.functional import pad
 from ... import kv_cache
 from ..edits import edited
 from ..exercise import Exercise
-from ..hand_made import LISTS, TENSORS, blank_cache, contents, hand_made
+from ..hand_made import LISTS, TENSORS, blank_cache, contents, hand_made, mask_of
 
 ROWS = (*LISTS, *TENSORS, "past_key_values")  # everything with an entry per row
 
@@ -21,20 +21,14 @@ def merge_masks(first, second):
     return torch.cat(rows)
 
 
-@merge_masks.cases
-def _(random):
-    wide, narrow = [[1, 1, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1]], [[1, 1, 1], [1, 0, 1], [1, 1, 1]]
-    widths = random.sample(range(3, 9), 2)
-    drawn = [[[1] * (width - n - 1) + [0] * n + [1] for n in random.sample(range(width), 2)] for width in widths]
-    two_gaps, both_ends = [[1, 0, 1, 0, 0, 1, 1]], [[0, 1, 1, 0, 1], [0, 0, 1, 0, 1]]
-    for first, second in [
-        (wide, narrow), (narrow, wide), (wide, narrow[:2]), (wide[:1], wide[1:]), (two_gaps, both_ends),
-        (both_ends, two_gaps), ([[1, 0, 0, 1, 1]], both_ends), ([[1]], two_gaps),
-        drawn,
-    ]:  # fmt: skip
-        what = f"masks of {len(first[0])} and {len(second[0])} columns"
-        yield (torch.tensor(first), torch.tensor(second)), f"{what}: {first} and {second}"
-
+merge_masks.table([
+    ("110011 111111", "111 101 111"), ("111 101 111", "110011 111111"), ("110011 111111", "111 101"),
+    ("110011", "111111"), ("1010011", "01101 00101"), ("01101 00101", "1010011"), ("10011", "01101 00101"),
+    ("1", "1010011"),
+], lambda random: [
+    [" ".join("1" * (width - n - 1) + "0" * n + "1" for n in random.sample(range(width), 2))
+     for width in random.sample(range(3, 9), 2)]
+], given="masks {} and {}", build=lambda random, *masks: map(mask_of, masks))  # fmt: skip
 
 EDGE = "the newest token, which is not in the cache yet, must stay in the last column."
 UNEQUAL = "stacks rows of unequal width: all rows of a tensor must have the same width."
@@ -44,8 +38,7 @@ TO_THE_LEFT, TO_THE_RIGHT = (f"{NEW_COLUMNS} -> [{parts}]" for parts in ("new, m
 merge_masks.add_misconceptions({
     f"pads at the right edge: {EDGE}": TO_THE_RIGHT,
     f"pads on the left, as the lesson does: {MOVED}": TO_THE_LEFT,
-    "pads with 1, which marks the new columns as real: the row would attend to keys that do not exist.":
-        "new_zeros -> new_ones",
+    "pads with 1, which marks columns as real: the row would attend to keys that don't exist.": "new_zeros -> new_ones",
     "puts the second mask's rows first: the running rows must stay on top.": "in (first, second) -> in (second, first)",
     UNEQUAL: lambda one, two: torch.cat([one, two]),
     "cuts the wider mask: its rows could no longer attend to some of their tokens.": [
@@ -80,19 +73,18 @@ def merge_batches(first, second):
     return with_layers(merged, layers)
 
 
-@merge_batches.cases
-def _(random):
-    wide, narrow = [("a", 4, 2), ("b", 2, 5)], [("c", 2, 3), ("d", 1, 0), ("e", 2, 1)]
-    lengths = random.sample(range(2, 9), 4)
-    drawn = [("b", lengths[0], 3), ("a", lengths[1], 0)], [("d", lengths[2], 7), ("c", lengths[3], 4)]
-    gaps = [("g", "1010011", 2), ("h", "0110101", 0)], [("k", "0010", 4), ("m", "1101", 2)]
-    for rows, layers in [
-        ((wide, narrow), 2), ((narrow, wide), 3), ((wide, [("f", 4, 2)]), 2), (gaps, 2), (gaps[::-1], 3), (drawn, 4),
-    ]:  # fmt: skip
-        shape = {"layers": layers, "heads": 5 - layers, "dimension": layers + 1}
-        batches = [hand_made(*each, **shape, late=place == layers % 2) for place, each in enumerate(rows)]
-        columns = [kv_cache.length(batch["past_key_values"]) for batch in batches]
-        yield tuple(batches), f"caches of {columns[0]} and {columns[1]} columns, {layers} layers"
+def _pair(random, first, second, layers):
+    shape = {"layers": layers, "heads": 5 - layers, "dimension": layers + 1}
+    return [hand_made(*rows, **shape, late=place == layers % 2) for place, rows in enumerate((first, second))]
+
+
+WIDE, NARROW = [("a", 4, 2), ("b", 2, 5)], [("c", 2, 3), ("d", 1, 0), ("e", 2, 1)]
+GAPS = [("g", "1010011", 2), ("h", "0110101", 0)], [("k", "0010", 4), ("m", "1101", 2)]
+merge_batches.table([
+    (WIDE, NARROW, 2), (NARROW, WIDE, 3), (WIDE, [("f", 4, 2)], 2), (*GAPS, 2), (*GAPS[::-1], 3),
+], lambda random: [
+    ([("b", random.randint(2, 8), 3), ("a", random.randint(2, 8), 0)], [("d", 5, 7), ("c", random.randint(2, 8), 4)], 4)
+], given="rows (name, tokens in the cache, tokens remaining) {} and {}, {} layers", build=_pair)  # fmt: skip
 
 
 def layers_of(batch):
@@ -128,8 +120,7 @@ merge_batches.add_misconceptions({
     "shifts the positions by the padding. Positions belong to a row's text, and padding a row does not change its "
     "text.": "(merged, layers) -> (merged | {'position_ids': torch.cat([one['position_ids'] + width "
         "- one['attention_mask'].size(1) for one in (first, second)])}, layers)",
-    "stores the keys as values, too: attention needs both.":
-        "(merged, layers) -> (merged, [(keys, keys) for keys, _ in layers])",
+    "stores keys as values: both are needed.": "(merged, layers) -> (merged, [(keys, keys) for keys, _ in layers])",
     f"merges only layer 0. {EVERY_LAYER}": "(merged, layers) -> (merged, layers[:1] + layers_of(first)[1:])",
 } | {
     f"orders the rows of `{key}` differently from the other parts: requests would get each other's data.":

@@ -22,30 +22,28 @@ def filter_batch(batch):
 filter_batch.requires_new("batch")
 
 
-@filter_batch.cases
-def _(random):
-    lengths, ended = random.sample(range(1, 9), 5), [0, *random.sample([0, 0, 1, 2], 3), 5]
-    drawn = [(chr(ord("a") + n), length, left) for n, (length, left) in enumerate(zip(lengths, ended, strict=True))]
-    for given, rows, layers, late in [
-        ("rows 0 and 2 are finished", [("a", 6, 0), ("b", 3, 2), ("c", 5, 0), ("d", 4, 7)], 2, 2),
-        ("rows 1 and 2 are finished, the longest stays", [("a", 4, 3), ("b", 1, 0), ("c", 3, 0), ("d", 2, 1)], 3, 0),
-        ("row 1 is finished, the longest", [("a", 1, 3), ("b", 3, 0), ("c", 2, 1)], 2, 0),
-        ("row 0 is finished, the longest", [("a", 6, 0), ("b", 3, 3), ("c", 2, 1), ("d", 4, 5)], 2, 1),
-        ("rows 0 and 1 are finished", [("a", 2, 0), ("b", 4, 0), ("c", 3, 1), ("d", 2, 2), ("e", 3, 9)], 2, 1),
-        ("rows 0 and 2 are finished, and row 1 has two gaps",
-         [("a", "1111111", 0), ("b", "1100101", 4), ("c", "1111000", 0)], 2, 0),
-        ("row 1 is finished, and the others have gaps in the same two places",
-         [("a", "11010010", 4), ("b", "11111111", 0), ("c", "10000010", 1)], 3, 0),
-        ("rows 1 and 3 are finished, and one gap is at the end of the cache",
-         [("a", "101100", 4), ("b", "111111", 0), ("c", "110000", 1), ("d", "100001", 0)], 2, 0),
-        ("row 0 is finished, and the first column is no longer needed", [("a", "11111", 0), ("b", "01101", 3)], 2, 0),
-        (f"tokens remaining: {ended}", drawn, 3, 1),
-        ("the last row is finished", [("a", 2, 3), ("b", 3, 1), ("c", 5, 0)], 2, 2),
-        ("no row is finished", [("a", 2, 3), ("b", 3, 1)], 2, 0),
-        ("no row is finished, and a column holds no token", [("a", "1101", 3), ("b", "1001", 1)], 2, 0),
-        ("every row is finished", [("a", 2, 0), ("b", 3, 0)], 2, 1), ("the only row is finished", [("c", 4, 0)], 3, 0),
-    ]:  # fmt: skip
-        yield (hand_made(*rows, late=late, layers=layers, heads=5 - layers, dimension=layers + 1),), given
+filter_batch.table([
+    ("rows 0 and 2 are finished", [("a", 6, 0), ("b", 3, 2), ("c", 5, 0), ("d", 4, 7)], 2, 2),
+    ("rows 1 and 2 are finished, the longest stays", [("a", 4, 3), ("b", 1, 0), ("c", 3, 0), ("d", 2, 1)], 3, 0),
+    ("row 1 is finished, the longest", [("a", 1, 3), ("b", 3, 0), ("c", 2, 1)], 2, 0),
+    ("row 0 is finished, the longest", [("a", 6, 0), ("b", 3, 3), ("c", 2, 1), ("d", 4, 5)], 2, 1),
+    ("rows 0 and 1 are finished", [("a", 2, 0), ("b", 4, 0), ("c", 3, 1), ("d", 2, 2), ("e", 3, 9)], 2, 1),
+    ("rows 0 and 2 are finished, and row 1 has two gaps",
+     [("a", "1111111", 0), ("b", "1100101", 4), ("c", "1111000", 0)], 2, 0),
+    ("row 1 is finished, and the others have gaps in the same two places",
+     [("a", "11010010", 4), ("b", "11111111", 0), ("c", "10000010", 1)], 3, 0),
+    ("rows 1 and 3 are finished, and one gap is at the end of the cache",
+     [("a", "101100", 4), ("b", "111111", 0), ("c", "110000", 1), ("d", "100001", 0)], 2, 0),
+    ("row 0 is finished, and the first column is no longer needed", [("a", "11111", 0), ("b", "01101", 3)], 2, 0),
+    ("the last row is finished", [("a", 2, 3), ("b", 3, 1), ("c", 5, 0)], 2, 2),
+    ("no row is finished", [("a", 2, 3), ("b", 3, 1)], 2, 0),
+    ("no row is finished, and a column holds no token", [("a", "1101", 3), ("b", "1001", 1)], 2, 0),
+    ("every row is finished", [("a", 2, 0), ("b", 3, 0)], 2, 1), ("the only row is finished", [("c", 4, 0)], 3, 0),
+], lambda random: [
+    (list(zip("abcde", random.sample(range(1, 9), 5), [0, *random.sample([0, 0, 1, 2], 3), 5], strict=True)), 3, 1),
+], given="(row, tokens in the cache, tokens remaining) {}, {} layers, the newest {} apart",
+   build=lambda random, rows, layers, late: [
+    hand_made(*rows, late=late, layers=layers, heads=5 - layers, dimension=layers + 1)])  # fmt: skip
 
 
 def split(batch):
@@ -82,11 +80,9 @@ def all_but_the_first_gap(mask):
 STAYING = 'batch["attention_mask"][stay]'
 filter_batch.add_misconceptions({
     "trims the left side, as the lesson does. In this layout, the rows' first tokens are there, and the columns "
-    "without a token are behind them.":
-        f"used_columns({STAYING}) -> first_columns({STAYING}).flip(0)",
+    "without a token are behind them.": f"used_columns({STAYING}) -> first_columns({STAYING}).flip(0)",
     "trims the right side, where the newest tokens are.": "used_columns( -> first_columns(",
-    "removes only the first gap: columns without a token can be in several places.":
-        "used_columns( -> all_but_the_first_gap(",
+    "removes only the first gap: columns can be empty in several places.": "used_columns( -> all_but_the_first_gap(",
     "trims columns in which some row has no token. A column can go only if no row that stays has a token in it.":
         f"used_columns({STAYING}) -> {STAYING}.all(dim=0)",
     "keeps columns in which only finished rows have tokens: without those rows, no token is left in them.":

@@ -52,6 +52,9 @@ def _(random):
         ([("Look", 1), ("Many hands", 1), (story, 4)], [0, 0, 0], 8),
         ([("Look", 3), (story, 9), ("Look", 6), ("Look", 3), (story, 2)], [0, 0, 1, 1, 6], 2),  # one prompt three times
         ([(saying, 8), ("Many hands", 2), ("Look", 2), (story, 8), ("Look", 5)], [0, 0, 0, 0, 12], 3),
+        # Both rows finish at once, while two requests wait that have arrived one after the other.
+        ([(story, 4), (saying, 4), ("Many hands", 3), ("What goes up", 3)], [0, 0, 1, 3], 2),
+        ([(saying, 6), (story, 6), ("A rolling stone", 3), ("Look", 2)], [0, 0, 2, 4], 2),
     ]:  # fmt: skip
         given = f"{len(requests)} requests that arrive at {arrivals}, {rows} rows"
         yield ([(*request, arrival) for request, arrival in zip(requests, arrivals, strict=True)], rows), given
@@ -61,20 +64,19 @@ STEP = "running, now = batching.generate_next_token(running)"
 continuous_loop.add_misconceptions({
     "waits until the whole batch has finished, which is static batching. A waiting request can take a finished "
     "request's row before the next pass.": "min(free -> min(0 if running['request_ids'] else free",
-    "lets requests join before they arrive: all of them wait from the start, as in the lesson.":
-        "deque((time -> deque((0",
+    "lets requests join before they arrive, as if all were there from the start.": "deque((time -> deque((0",
     "counts only decode steps as time. A prefill is a forward pass, too, and requests arrive while it runs.":
         "token(batch)), now + 1 -> token(batch)), now",
     "lets a request join one forward pass after it could: at time t, the requests with an arrival of t are there.":
         "deque((time -> deque((time + 1 if time else 0",
+    "sets the clock back: when no row is left, a request that has arrived during the passes before starts now.":
+        "max(now, waiting[0][0]) -> waiting[0][0]",
     "serves one request at a time and leaves the other rows empty.": "max_batch_size - -> 1 -",
-    "runs more than max_batch_size rows at once: the server has no memory for them.":
-        "max_batch_size - -> len(requests) -",
+    "runs more than max_batch_size rows: the server has no memory for them.": "max_batch_size - -> len(requests) -",
     "runs one row too many: the server has memory for max_batch_size rows.": "max_batch_size - -> max_batch_size + 1 -",
     "counts only prefills as time. A decode step is a forward pass, too, and requests arrive while it runs.":
         "token(running), now + 1 -> token(running), now",
-    "leaves one row empty: max_batch_size requests can run at the same time.":
-        "max_batch_size - -> max_batch_size - 1 -",
+    "leaves one row empty: max_batch_size requests can run at a time.": "max_batch_size - -> max_batch_size - 1 -",
     "runs a separate prefill for every joining request: requests that join at the same time can share one.":
         ("if joining > 0 -> for _ in range(joining)", "for _ in range(joining)] -> for _ in range(1)]"),
     "returns the outputs in the order in which the requests finished. Output i must belong to request i, because "

@@ -46,24 +46,18 @@ def init_batch(requests, model, tokenizer):
     }
 
 
-@init_batch.cases
-def _(random):
-    def tokens():
-        return [random.randrange(20) for _ in range(random.randint(0, 4))]
-
-    for name, requests in [
-        ("course", [("The rain in Spain", [], 4), ("The quick brown fox jumped", [], 2), ("Look", [], 9)]),
-        ("course", [("The rain in Spain", [5, 9], 4), ("The quick brown fox", [], 3), ("Look", [8, 8, 3, 1], 9)]),
-        ("other", [("a pad<pad>", [0], 7), ("<eos>an EOS<eos>", [], 5), ("abc", [7, 7], 12), ("a", [], 1)]),
-        ("course", [("Look<|endoftext|>up", [6], 6), ("<|endoftext|>Many hands make light work", [], 3)]),
-        ("other", [(prompt, tokens(), 9) for prompt in [*_prompts("other", 4, random), "<pad>tail"]]),
-        ("course", [("What comes", [4], 3)]),
-        ("course", [("Look", [], 3), ("Look", [0, 0], 7), ("Look", [300, 0], 3)]),  # one prompt three times
-    ]:
-        counts = ", ".join(str(len(tokenizer_named(name)(prompt)["input_ids"])) for prompt, *_ in requests)
-        generated = f"{[len(token_ids) for _, token_ids, _ in requests]} were generated before"
-        yield (requests, name, name), f"prompts of {counts} tokens, after which {generated}, on {MODELS[name]}"
-
+init_batch.table([
+    ("course", [("The rain in Spain", [], 4), ("The quick brown fox jumped", [], 2), ("Look", [], 9)]),
+    ("course", [("The rain in Spain", [5, 9], 4), ("The quick brown fox", [], 3), ("Look", [8, 8, 3, 1], 9)]),
+    ("other", [("a pad<pad>", [0], 7), ("<eos>an EOS<eos>", [], 5), ("abc", [7, 7], 12), ("a", [], 1)]),
+    ("course", [("Look<|endoftext|>up", [6], 6), ("<|endoftext|>Many hands make light work", [], 3)]),
+    ("course", [("What comes", [4], 3)]),
+    ("course", [("Look", [], 3), ("Look", [0, 0], 7), ("Look", [300, 0], 3)]),  # one prompt three times
+], lambda random: [
+    ("other", [(prompt, random.choices(range(20), k=random.randint(0, 4)), 9)
+               for prompt in [*_prompts("other", 4, random), "<pad>tail"]]),
+], given="on the {} model, (prompt, tokens generated before, max_tokens) {}",
+   build=lambda random, name, requests: (requests, name, name))  # fmt: skip
 
 MASK, POSITIONS = "padded([[1] * len(text) for text in texts])", "[list(range(len(text))) for text in texts]"
 init_batch.add_misconceptions({
@@ -79,10 +73,8 @@ init_batch.add_misconceptions({
         "texts = -> requests = [(prompt, [], n) for prompt, _, n in requests]; texts =",
     "puts only the prompts into `input_ids`. A preempted request has lost its cache, so the prefill has to compute its "
     "generated tokens, too.": "] + token_ids -> ]",
-    "loses the generated tokens in `token_ids`: the client waits for all tokens of its output.":
-        "list(token_ids) for -> [] for",
-    "leaves `tokens_remaining` at max_tokens: the tokens generated before count, too.":
-        "max_tokens - len(token_ids) -> max_tokens",
+    "loses generated tokens in `token_ids`: the client waits for all of its output.": "list(token_ids) for -> [] for",
+    "leaves `tokens_remaining` at max_tokens: earlier tokens count, too.": "max_tokens - len(token_ids) -> max_tokens",
     "gives pads an id that is not in the vocabulary: the mask hides them, but the model still looks up their "
     "embeddings.": "padded(texts) -> padded(texts, -100)",
 })  # fmt: skip

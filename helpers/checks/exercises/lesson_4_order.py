@@ -39,8 +39,7 @@ longest_first.add_misconceptions({
          f"{CLASS} -> (3 * largest.index(one.max_tokens) // len(largest))"),
     "puts the largest limit into a class of its own: other limits in the highest third belong to the same class.":
         f"{CLASS} -> (3 * one.max_tokens // max(1, largest))",
-    "compares with fixed limits. The classes are thirds of the largest limit in this queue.":
-        f"{LARGEST} -> 90",
+    "compares with fixed limits. The classes are thirds of the largest limit in this queue.": f"{LARGEST} -> 90",
 })  # fmt: skip
 longest_first.requires_new("list")
 
@@ -90,28 +89,24 @@ def most_urgent(waiting, aging):
     return min(waiting, key=lambda one: (one.priority - one.waited // aging, -one.waited), default=None)
 
 
-@most_urgent.cases
-def _(random):
-    def drawn(aging):
-        waited = random.sample(range(4 * aging), 6)  # all different, so exactly one request is next
-        return aging, [(name, random.randint(0, 4), each) for name, each in zip("abcdef", waited, strict=True)]
+def _drawn(random, aging):
+    """Return requests that have all waited differently, so exactly one is next."""
+    waited = random.sample(range(4 * aging), 6)
+    return [(name, random.randint(0, 4), each) for name, each in zip("abcdef", waited, strict=True)], aging
 
-    for aging, requests in [
-        (50, [("c", 1, 2), ("a", 2, 9), ("b", 0, 5)]), (10, [("d", 0, 16), ("a", 2, 29), ("b", 1, 20), ("c", 3, 17)]),
-        (50, [("d", 1, 15), ("b", 2, 100), ("c", 1, 50), ("a", 3, 160)]),
-        (50, [("d", 0, 0), ("a", 1, 50), ("c", 0, 15), ("b", 2, 51)]), (50, [("a", 2, 50), ("b", 1, 49)]),
-        (50, [("a", 1, 60), ("b", 0, 40)]), (20, [("b", 1, 7), ("a", 1, 19), ("c", 1, 3)]),
-        (2, [("b", 6, 3), ("a", 0, 2)]), (50, [("b", 6, 3), ("c", 1, 9)]),
-        (7, [("e", 4, 27), ("a", 3, 26), ("d", 1, 13), ("b", 2, 20)]),
-        (20, [("a", 0, 19), ("e", 9, 199), ("c", 4, 81)]), (20, [("c", 2, 59), ("b", 1, 58), ("a", 3, 61)]),
-        (1, [("a", 3, 4), ("b", 300, 302), ("c", 4, 7)]),
-        *map(drawn, (7, 20, 50)),
-    ]:  # fmt: skip
-        queue = [sequence_of(name, 4, priority=priority, waited=waited) for name, priority, waited in requests]
-        told = ", ".join(f"{name} with priority {priority} and waited {waited}" for name, priority, waited in requests)
-        yield (queue, aging), f"{told}; aging {aging}"
-    yield ([], 50), "an empty queue"
 
+most_urgent.table([
+    ([("c", 1, 2), ("a", 2, 9), ("b", 0, 5)], 50), ([("d", 0, 16), ("a", 2, 29), ("b", 1, 20), ("c", 3, 17)], 10),
+    ([("d", 1, 15), ("b", 2, 100), ("c", 1, 50), ("a", 3, 160)], 50),
+    ([("d", 0, 0), ("a", 1, 50), ("c", 0, 15), ("b", 2, 51)], 50), ([("a", 2, 50), ("b", 1, 49)], 50),
+    ([("a", 1, 60), ("b", 0, 40)], 50), ([("b", 1, 7), ("a", 1, 19), ("c", 1, 3)], 20),
+    ([("b", 6, 3), ("a", 0, 2)], 2), ([("b", 6, 3), ("c", 1, 9)], 50),
+    ([("e", 4, 27), ("a", 3, 26), ("d", 1, 13), ("b", 2, 20)], 7),
+    ([("a", 0, 19), ("e", 9, 199), ("c", 4, 81)], 20), ([("c", 2, 59), ("b", 1, 58), ("a", 3, 61)], 20),
+    ([("a", 3, 4), ("b", 300, 302), ("c", 4, 7)], 1), ([], 50),
+], lambda random: [_drawn(random, aging) for aging in (7, 20, 50)],
+   given="(request, priority, waited) {}; aging {}", build=lambda random, requests, aging: (
+    [sequence_of(name, 4, priority=level, waited=waited) for name, level, waited in requests], aging))  # fmt: skip
 
 LEVEL, LEVELS = "one.priority - one.waited // aging", "one.waited // aging"
 WRONG_LEVELS = {
@@ -122,10 +117,8 @@ WRONG_LEVELS = {
     "ignores `waited`: as long as urgent requests keep arriving, the others starve.": [f" - {LEVELS} -> "],
     "lets waiting count too much: all `aging` iterations together are worth one level.":
         [f"{LEVELS} -> one.waited * aging", f"{LEVELS} -> one.waited"],
-    "counts fractions of a level. Only *full* spans of `aging` iterations count.":
-        ["// -> /", f"{LEVELS} -> round(one.waited / aging)"],
-    "is off by one where a level begins: exactly `aging` iterations are worth a level.":
-        [f"{LEVELS} -> (one.waited - 1) // aging"],
+    "counts fractions of a level: only *full* spans count.": ["// -> /", f"{LEVELS} -> round(one.waited / aging)"],
+    "is off by one: exactly `aging` iterations are worth a level.": [f"{LEVELS} -> (one.waited - 1) // aging"],
     "stops at level 0: a request that has waited long enough is more urgent than a new one of priority 0.":
         [f"{LEVEL} -> max({LEVEL}, 0)"],
     "counts at most one level: every full `aging` iterations are worth another one.":
@@ -161,29 +154,22 @@ def admitted(running, waiting, rows, tokens):
     return names
 
 
-@admitted.cases
-def _(random):
-    def decoding(count):
-        return [sequence_of(f"r{number}", 6, 3, computed=8) for number in range(count)]
+def _queue(random, decoding, prompts, rows, tokens):
+    """Return the arguments of a number of decodes, and of prompts; a pair is (prompt, generated) after a preemption."""
+    running = [sequence_of(f"r{number}", 6, 3, computed=8) for number in range(decoding)]
+    sizes = zip("cabfed", prompts, strict=False)
+    waiting = [sequence_of(name, *(size if isinstance(size, tuple) else [size])) for name, size in sizes]
+    return running, waiting, rows, tokens
 
-    def prompts(*lengths):
-        return [sequence_of(name, length) for name, length in zip("cabfed", lengths, strict=False)]
 
-    again = sequence_of("again", 5, generated=9)  # preempted: 14 tokens to compute
-    for running, waiting, rows, tokens in [
-        (decoding(2), prompts(5, 4, 3), 8, 64), (decoding(2), prompts(5, 4, 3), 4, 64),
-        (decoding(4), prompts(5), 4, 64),
-        (decoding(2), prompts(5, 9, 3), 8, 12), (decoding(2), prompts(30, 4), 8, 20), ([], prompts(6, 6, 6), 8, 18),
-        ([], prompts(6, 6, 6), 8, 17), (decoding(3), prompts(5, 2), 8, 10), (decoding(3), prompts(5, 3), 8, 10),
-        (decoding(1), [again, *prompts(2)], 8, 14), (decoding(1), [again, *prompts(2)], 8, 17), (decoding(2), [], 4, 9),
-        ([], [], 4, 16), ([], prompts(7), 1, 7), (decoding(2), prompts(8, 1, 1, 1), 8, 9),
-        ([], prompts(4, 4, 4), 2, 64), ([], prompts(90, 5), 8, 64), ([], [*prompts(3), again], 8, 16),
-        (decoding(2), prompts(9, 9, 9), 8, 4),
-        (decoding(random.randint(1, 3)), prompts(*random.choices(range(2, 12), k=6)), 6, random.randint(9, 26)),
-    ]:  # fmt: skip
-        queue = ", ".join(f"{one.request_id} ({one.num_uncomputed_tokens} uncomputed)" for one in waiting) or "none"
-        yield (running, waiting, rows, tokens), f"{len(running)} decode; waiting: {queue}; {rows} rows, {tokens} tokens"
-
+admitted.table([
+    (2, [5, 4, 3], 8, 64), (2, [5, 4, 3], 4, 64), (4, [5], 4, 64), (2, [5, 9, 3], 8, 12), (2, [30, 4], 8, 20),
+    (0, [6, 6, 6], 8, 18), (0, [6, 6, 6], 8, 17), (3, [5, 2], 8, 10), (3, [5, 3], 8, 10), (1, [(5, 9), 2], 8, 14),
+    (1, [(5, 9), 2], 8, 17), (2, [], 4, 9), (0, [], 4, 16), (0, [7], 1, 7), (2, [8, 1, 1, 1], 8, 9),
+    (0, [4, 4, 4], 2, 64), (0, [90, 5], 8, 64), (0, [3, (5, 9)], 8, 16), (2, [9, 9, 9], 8, 4),
+], lambda random: [(random.randint(1, 3), random.choices(range(2, 12), k=6), 6, random.randint(9, 26))],
+   given="{} decode; c, a, b, f, ... wait with prompts of {} tokens, or (prompt, generated) tokens after a preemption; "
+         "{} rows, {} tokens", build=_queue)  # fmt: skip
 
 admitted.add_misconceptions({
     "skips a prompt that does not fit, and admits a later one: if requests overtake, a long prompt may wait forever.":
@@ -191,4 +177,10 @@ admitted.add_misconceptions({
     "forgets that each running request computes a token of the budget.": "tokens - len(running) -> tokens",
     "counts only the prompt: the tokens that a preempted request had generated are recomputed, too.":
         "num_uncomputed_tokens -> prompt_tokens",
+    "forgets that running requests hold rows, too.": "len(running) + len(names) >= rows -> len(names) >= rows",
+    "admits a request more than there are rows.": ">= rows -> > rows",
+    "gives every request the whole budget: what one prompt takes is not available to the next.": "left -= need -> pass",
+    "refuses a prompt that takes exactly what is left: it fits.": "need > left -> need >= left",
+    "admits the shortest prompts first: if requests overtake, a long one may wait forever.":
+        "in waiting -> in sorted(waiting, key=lambda one: one.num_uncomputed_tokens)",
 })  # fmt: skip

@@ -32,8 +32,7 @@ def plan_chunks(running, waiting, rows, tokens):
 plan_chunks.add_misconceptions({
     "leaves part of the budget unused. A prompt need not be computed in one iteration: the part that fits is "
     "computed now.": "min(uncomputed, tokens) -> uncomputed if uncomputed <= tokens else 0",
-    "lets one request join per iteration, although more rows and more of the budget are free.":
-        "+ joining -> + joining[:1]",
+    "lets one request join per iteration, although more rows and tokens are free.": "+ joining -> + joining[:1]",
     "treats every request that has generated tokens as a decode. A preempted request has lost its cache, and its "
     "tokens must be recomputed.": "one.is_decode -> (one.generated > 0)",
     "counts only the prompt. The tokens that a preempted request had generated are recomputed, too.":
@@ -136,11 +135,17 @@ def is_a_plan(arguments, outcome, right):
     return None
 
 
-next_chunk = Exercise(
-    "next_chunk(prompt_tokens, generated, computed, budget)",
+@Exercise.declare(
     "prefill, chunk, decode and recomputation are one operation: compute the next tokens, as far as the budget allows",
     names=("the number of tokens to compute", "whether the request gets a new token"),
 )
+def next_chunk(prompt_tokens, generated, computed, budget):
+    p, g, c = prompt_tokens, generated, computed
+    uncomputed = p + g - c
+    tokens = min(uncomputed, budget)
+    return tokens, tokens == uncomputed
+
+
 next_chunk.table([
     (7, 0, 0, 100), (20, 0, 0, 8), (20, 0, 8, 8), (20, 0, 16, 8), (20, 0, 12, 8),  # a prompt, whole and in chunks
     (7, 3, 9, 8), (9, 1, 9, 1),  # decodes
@@ -152,14 +157,6 @@ next_chunk.table([
     for budget in (64, random.randint(1, 8))
 ])  # fmt: skip
 
-
-@next_chunk.reference
-def next_tokens(p, g, c, budget):
-    uncomputed = p + g - c
-    tokens = min(uncomputed, budget)
-    return tokens, tokens == uncomputed
-
-
 DONE = "tokens == uncomputed"
 SAME_PASS = "Once all of its tokens are computed, a request gets a new one from that same pass"
 next_chunk.add_misconceptions({
@@ -169,6 +166,7 @@ next_chunk.add_misconceptions({
         "p + g - c -> p + g - c - (g > 0)",
     "counts only the prompt. After a preemption, the model has to recompute the generated tokens, too.":
         [" + g -> ", "p + g - c -> 1 if g and c >= p else p - c"],
+    "ignores the budget: a prompt that does not fit is computed in chunks.": "min(uncomputed, budget) -> uncomputed",
     f"reports no new token after the last chunk of a prompt. {SAME_PASS}: another has nothing to compute.":
         [f"{DONE} -> g > 0", *(f"{DONE} -> {DONE} and {more}" for more in ("g > 0", "(c == 0 or g > 0)"))],
     f"reports no new token if the budget is exactly used up. {SAME_PASS}.": f"{DONE} -> uncomputed < budget",
@@ -193,31 +191,32 @@ def worst_waits(arrivals, token_times):
     return float(max(first)), float(max(gaps, default=0))
 
 
-@worst_waits.cases
-def _(random):
-    scenes = [
-        ({"a": 0, "b": 2, "c": 5}, {"a": [3, 4, 5, 11, 12], "b": [6, 7, 8, 12], "c": [7]}),
-        ({"x": 3, "y": 4, "z": 1}, {"z": [5, 6], "y": [14, 15], "x": [12, 13, 15]}),
-        ({"m": 6, "n": 1}, {"m": [8, 9, 10, 25, 26, 27], "n": [4, 6, 8]}),
-        ({"s": 1, "t": 9, "u": 2}, {"u": [3, 4, 5, 6, 17, 18, 19], "t": [14, 15], "s": [6, 7, 9, 14]}),
-        ({"q": 2}, {"q": [4]}), ({"q": 2, "o": 1}, {"q": [4], "o": [6]}),
-        ({"l": 0, "k": 1}, {"k": [2, 3, 4], "l": [1, 20, 21, 22]}),  # the longest gap is the first one
-        ({"g": 5, "h": 5, "i": 6}, {"g": [6, 7], "h": [30, 31], "i": [7, 9, 12, 14]}),  # the middle one waits
-        ({"w": 0, "v": 40}, {"w": [1, 2, 3], "v": [41, 42]}),  # a pause between two requests is no gap
-        ({"e": 0, "f": 0}, {"f": [1.5, 1.75, 4.25], "e": [0.25, 2, 2.5]}),
-    ]  # fmt: skip
-    for _ in range(2):
-        arrivals = {name: random.randint(0, 30) for name in random.sample("abcdef", 4)}
-        times = {name: random.sample(range(1, 60), random.randint(2, 9)) for name in random.sample(list(arrivals), 4)}
-        scenes.append((arrivals, {name: [arrivals[name] + each for each in sorted(times[name])] for name in times}))
-    for arrivals, token_times in scenes:
-        arrivals = {name: float(each) for name, each in arrivals.items()}
-        token_times = {name: list(map(float, times)) for name, times in token_times.items()}
-        yield (arrivals, token_times), f"arrivals {arrivals}, token_times {token_times}"
+def _drawn_waits(random):
+    arrivals = {name: random.randint(0, 30) for name in random.sample("abcdef", 4)}
+    times = {name: random.sample(range(1, 60), random.randint(2, 9)) for name in random.sample(list(arrivals), 4)}
+    return arrivals, {name: [arrivals[name] + each for each in sorted(times[name])] for name in times}
 
+
+worst_waits.table([
+    ({"a": 0, "b": 2, "c": 5}, {"a": [3, 4, 5, 11, 12], "b": [6, 7, 8, 12], "c": [7]}),
+    ({"x": 3, "y": 4, "z": 1}, {"z": [5, 6], "y": [14, 15], "x": [12, 13, 15]}),
+    ({"m": 6, "n": 1}, {"m": [8, 9, 10, 25, 26, 27], "n": [4, 6, 8]}),
+    ({"s": 1, "t": 9, "u": 2}, {"u": [3, 4, 5, 6, 17, 18, 19], "t": [14, 15], "s": [6, 7, 9, 14]}),
+    ({"q": 2}, {"q": [4]}), ({"q": 2, "o": 1}, {"q": [4], "o": [6]}),
+    ({"l": 0, "k": 1}, {"k": [2, 3, 4], "l": [1, 20, 21, 22]}),  # the longest gap is the first one
+    ({"p": 0, "c": 1}, {"c": [2, 9], "p": [2, 3, 5]}),  # the longest gap is that of two tokens
+    ({"g": 5, "h": 5, "i": 6}, {"g": [6, 7], "h": [30, 31], "i": [7, 9, 12, 14]}),  # the middle one waits
+    ({"w": 0, "v": 40}, {"w": [1, 2, 3], "v": [41, 42]}),  # a pause between two requests is no gap
+    ({"e": 0, "f": 0}, {"f": [1.5, 1.75, 4.25], "e": [0.25, 2, 2.5]}),
+], lambda random: [_drawn_waits(random), _drawn_waits(random)], build=lambda random, arrivals, token_times: (
+    {name: float(each) for name, each in arrivals.items()},
+    {name: list(map(float, times)) for name, times in token_times.items()}))  # fmt: skip
 
 OUTPUTS, LONGEST = "token_times.values()", "max(gaps, default=0)"
 worst_waits.add_misconceptions({
+    "measures until the last token: that is the latency of the whole output.": "times[0] -> times[-1]",
+    "returns how long an output takes from its first token to its last: a gap is between two that follow each other.":
+        f"{LONGEST} -> max(times[-1] - times[0] for times in {OUTPUTS})",
     "measures TTFT from time 0. A user waits from the arrival of the request.": " - arrivals[name] -> ",
     "returns the mean or the median TTFT, which hides the request that waits longest.":
         ["max(first) -> statistics.mean(first)", "max(first) -> statistics.median(first)"],

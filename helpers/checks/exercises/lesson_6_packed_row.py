@@ -5,6 +5,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from ..exercise import Exercise
+from ..hand_made import randn
 
 
 @Exercise.declare(
@@ -42,25 +43,19 @@ def side_by_side(lengths):
 
 POSITIONS = "range(past, past + len(chunk))"
 pack.add_misconceptions({
-    "sorts the requests by length: the columns would belong to the wrong ones.":
-        "joined(chunks) -> joined(sorted(chunks, key=len))",
-    "starts each chunk at position 0, although tokens of the request are in the cache.":
-        f"{POSITIONS} -> range(len(chunk))",
+    "sorts the requests by length: columns would go to others.": "joined(chunks) -> joined(sorted(chunks, key=len))",
+    "starts each chunk at position 0, although earlier tokens are in the cache.": f"{POSITIONS} -> range(len(chunk))",
     "continues the positions from one request to the next. A token's position is its place in its own text, wherever "
     "it is in the row.": f"{POSITIONS} -> range(start, end)",
     "adds the column to the cached tokens: a position counts only tokens of the same request.":
         f"{POSITIONS} -> range(past + start, past + end)",
-    "returns positions for cached tokens, too: the row holds only the new ones.":
-        f"{POSITIONS} -> range(past + len(chunk))",
+    "returns positions for cached tokens: the row holds only the new ones.": f"{POSITIONS} -> range(past + len(chunk))",
     "ends the columns at a request's last token. As in a slice, `end` is the column after it: yours would cut one "
     "token off each request.": "(start, end) -> (start, end - 1)",
-    "returns (start, number of tokens) as columns: the task asks where they end.":
-        "(start, end) -> (start, len(chunk))",
+    "returns (start, number of tokens) as columns: the task asks for ends.": "(start, end) -> (start, len(chunk))",
     "starts all requests in column 0: they are side by side in one row.": "(start, end) -> (0, len(chunk))",
-    "uses positions as columns: a column is a place in the row, whatever is cached.":
-        "(start, end) -> (past, past + len(chunk))",
-    "leaves room in the columns for cached tokens: the row holds only the tokens of this pass.":
-        "end = start + -> end = start + past +",
+    "uses positions as columns: columns are places in the row.": "(start, end) -> (past, past + len(chunk))",
+    "leaves room in the columns for cached tokens: a row holds new ones only.": "end = start + -> end = start + past +",
 })  # fmt: skip
 
 
@@ -86,8 +81,7 @@ block_mask.table(
 block_mask.add_misconceptions({
     "lets a token attend to all earlier tokens of the row, other requests' tokens included. Only its own request's "
     "columns are its past.": "own.tril() -> torch.ones_like(own).tril()",
-    "returns a mask to be added to the scores: the task asks for bool.":
-        "own.tril() -> torch.where(own.tril(), 0.0, float('-inf'))",
+    "returns an additive mask: the task asks for bool.": "own.tril() -> torch.where(own.tril(), 0.0, float('-inf'))",
     "swaps queries and keys: the first index is the token that attends.": "own.tril() -> own.triu()",
     "inverts the mask: True means that a token attends.": "own.tril() -> ~own.tril()",
 })  # fmt: skip
@@ -124,21 +118,19 @@ attend_row.ignoring(  # a query without a key gets NaN or 0, depending on how at
 )
 
 
-@attend_row.cases
-def _(random):
-    draw = torch.Generator().manual_seed(random.randrange(10**6))
-    for heads, size, spans, what in [
-        (2, 4, [(0, 3), (0, 2)], "two prompts"), (3, 8, [(4, 1), (2, 1)], "two decodes"),
-        (2, 16, [(3, 1), (4, 3), (0, 4)], "a decode, a chunk of a prompt and a prompt"), (1, 4, [(5, 2)], "one chunk"),
-        (4, 8, [(2, 2), (2, 2)], "two chunks of equal length"),
-        (3, 2, [(random.randint(0, 5), random.randint(1, 4)) for _ in range(4)], "four requests"),
-    ]:  # fmt: skip
-        columns = side_by_side(new for _, new in spans)
-        query = torch.randn(heads, columns[-1][1], size, generator=draw)
-        keys, values = ([torch.randn(heads, sum(span), size, generator=draw) for span in spans] for _ in range(2))
-        cached = [past for past, _ in spans]
-        given = f"{what}: columns {columns}, cached {cached}, {heads} heads of dimension {size}"
-        yield (query, keys, values, columns), given
+def _attention(random, heads, size, spans):
+    """Return a query, keys, values and columns for spans of (cached tokens, new tokens)."""
+    columns = side_by_side(new for _, new in spans)
+    query, *both = randn(random, (heads, columns[-1][1], size), *[(heads, sum(span), size) for span in spans * 2])
+    return query, both[: len(spans)], both[len(spans) :], columns
+
+
+attend_row.table([
+    ("two prompts", 2, 4, [(0, 3), (0, 2)]), ("two decodes", 3, 8, [(4, 1), (2, 1)]),
+    ("a decode, a chunk of a prompt and a prompt", 2, 16, [(3, 1), (4, 3), (0, 4)]), ("one chunk", 1, 4, [(5, 2)]),
+    ("two chunks of equal length", 4, 8, [(2, 2), (2, 2)]),
+], lambda random: [("four requests", 3, 2, [(random.randint(0, 5), random.randint(1, 4)) for _ in range(4)])],
+   given="{} heads of dimension {}, (cached, new) tokens {}", build=_attention)  # fmt: skip
 
 
 def newest(each, columns):
@@ -168,8 +160,7 @@ attend_row.add_misconceptions({
     "to all cached tokens and to itself.": [f"{SHIFT} -> tril(0)", f"{SHIFT} -> tril(0 if new > 1 else count)"],
     "adds a mask of 1 and 0 to the scores, as attention does with any mask that is not bool: a 0 hides nothing.":
         f"{WEIGHTS} -> (scores + seen).softmax(dim=-1)",
-    "multiplies the scores by the mask: a key with the score 0 still gets a weight.":
-        f"{WEIGHTS} -> (scores * seen).softmax(dim=-1)",
+    "multiplies scores by the mask: a score of 0 still has weight.": f"{WEIGHTS} -> (scores * seen).softmax(dim=-1)",
     "applies the mask after the softmax: hidden keys have already taken their share, so the other weights sum to less "
     "than 1.": f"{WEIGHTS} -> scores.softmax(dim=-1) * seen",
     "does not divide the scores by the square root of the head dimension.": " / query.size(2) ** 0.5 -> ",
@@ -179,8 +170,7 @@ attend_row.add_misconceptions({
         "outputs, dim=1 -> outputs[::-1], dim=1",
     "makes a mask of queries by queries. A request has keys for its whole text so far, which can be more than its "
     "queries.": f"torch.ones(new, count).{SHIFT} -> torch.ones(new, new).tril()",
-    "shifts the mask by the request's place in the row: its past does not depend on that.":
-        f"{SHIFT} -> tril(start)",
+    "shifts the mask by the request's place in the row: its past does not depend on that.": f"{SHIFT} -> tril(start)",
 })  # fmt: skip
 
 

@@ -37,15 +37,12 @@ slices_of.table([
    given="table {}, tokens {} to {}, blocks of {}")  # fmt: skip
 
 slices_of.add_misconceptions({
-    "returns only the slots until the first token without a block: a kernel would read too few keys.":
-        "return None -> break",
-    "returns None if any block of the table is missing: only the blocks of these tokens are needed.":
-        "table[i] == -1 -> -1 in table",
+    "returns the slots before the first token without a block: a kernel would read too few.": "return None -> break",
+    "returns None if any block is missing: only those of these tokens count.": "table[i] == -1 -> -1 in table",
     "looks only at the last token's block: an earlier one can be missing, too.":
         "if i >= len(table) or table[i] == -1 -> last = (end - 1) // block_size\n"
         "        if last >= len(table) or table[last] == -1",
-    "joins blocks that follow each other in the table, wherever they are in memory.":
-        " and sum(slices[-1]) == slot -> ",
+    "joins blocks that are neighbors in the table, wherever they are in memory.": " and sum(slices[-1]) == slot -> ",
     "treats -1 as a block. As a Python index, a negative slot is near the end of the memory, with another "
     "request's keys, and there is no error.": " or table[i] == -1 -> ",
     "returns one slice per block. Blocks that follow each other in memory, too, can be read at once.":
@@ -55,8 +52,9 @@ slices_of.add_misconceptions({
     "looks only at the first token's block: a later one can be missing, too.":
         "if i >= len(table) or table[i] == -1 -> first = start // block_size\n"
         "        if first >= len(table) or table[first] == -1",
-    "returns the block's number: the task asks for slots in the memory.":
-        "table[i] * block_size + offset -> table[i]",
+    "returns the block's number: the task asks for slots in the memory.": "table[i] * block_size + offset -> table[i]",
+    "returns where a slice ends: the task asks for the number of its slots.":
+        "return slices -> return [(slot, slot + count) for slot, count in slices]",
     "swaps quotient and remainder: which one is the place in the block?":
         "table[i] * block_size + offset -> table[offset % len(table)] * block_size + i",
 })  # fmt: skip
@@ -109,16 +107,16 @@ def any_free_block(result, arguments):
 
 
 grow.add_misconceptions({
-    "counts only full blocks: tokens that do not fill a block need one, too.":
-        "-(-tokens // block_size) -> tokens // block_size",
+    "counts only full blocks: a partial one is needed, too.": "-(-tokens // block_size) -> tokens // block_size",
     "takes another block when the last one is exactly full: no token needs it yet.":
         "-(-tokens // block_size) -> tokens // block_size + 1",
     "takes blocks for all tokens: the request's table already has blocks for some of them.": " - len(table) -> ",
     "refuses when exactly enough blocks are free: they suffice.": "missing > len(free) -> 0 < missing >= len(free)",
     "refuses when no block is free, although the last one has room.": "if missing > -> if not free or missing >",
     "returns None if no block is missing: to the caller, that is a refusal.": "return new -> return new or None",
-    "changes copies of `free` and `tables`, not the caller's.":
-        "reused = -> free, tables = [*free], {**tables}; reused =",
+    "returns the whole table: the task asks for the new blocks.": "return new -> return tables[request]",
+    "returns [] for a refusal: this says that no block was missing.": "return None -> return []",
+    "changes only copies of `free` and `tables`.": "reused = -> free, tables = [*free], {**tables}; reused =",
     "counts the blocks in the table as missing, and refuses: the request has them already.":
         "if missing > -> if missing + len(table) >",
     "loses the blocks in the table: they hold the request's tokens so far.": "table + new -> new or table",
@@ -175,6 +173,9 @@ preempted.add_misconceptions({
     "keeps the request that asks, although no newer one is left: then it has to leave itself.":
         "free >= missing -> free >= missing or name == request",
     "preempts one request, however few blocks it has.": "return names -> return names[:1]",
-    "makes older requests leave: only newer ones do, and, as the last, the request itself.":
-        "name == request -> name == running[0]",
+    "goes on although enough blocks are free: what is preempted is computed anew.": "free >= missing -> free > missing",
+    "does not count the blocks that are free already.": "names = [] -> names, free = [], 0",
+    "preempts the smallest or the largest table first: the newest request has computed the least.": [
+        f"reversed(running) -> sorted(running, key=lambda name: {sign}len(tables[name]))" for sign in ("", "-")],
+    "makes older requests leave: newer ones do, and last the request itself.": "name == request -> name == running[0]",
 })  # fmt: skip

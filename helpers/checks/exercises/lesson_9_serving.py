@@ -43,8 +43,7 @@ def _(random):
 DATA = r'"\n".join(line.removeprefix("data:").strip() for line in lines)'
 read_events.add_misconceptions({
     "parses [DONE], which is not JSON: it ends the stream.": 'if data == "[DONE]" -> if None',
-    "treats comments as data: lines that begin with `:` have none.":
-        f"{DATA} -> event.decode()[5:].strip()",
+    "treats comments as data: lines that begin with `:` have none.": f"{DATA} -> event.decode()[5:].strip()",
     "drops falsy events: `null` and 0 are data, too.": "if data: -> if data and json.loads(data):",
     "removes letters instead of the field name: `lstrip` takes a set of characters, and removes the t of `true`, "
     "too.": 'removeprefix("data:").strip() -> lstrip("data: ")',
@@ -58,8 +57,7 @@ read_events.add_misconceptions({
     "one.": lambda pieces: read_events.solution(piece.decode().encode() for piece in pieces),
     "treats every line as an event. An empty line ends an event, so its `data:` lines belong "
     "together.": r'b"\n\n" -> b"\n"',
-    "removes `data:` from texts: it is a field name only where a line begins.":
-        'removeprefix("data:") -> replace("data:", "")',
+    "removes `data:` from texts: only a line's beginning is a field.": 'removeprefix("data:") -> replace("data:", "")',
     "splits lines where `str.splitlines` does, even within a text: only \\n ends a line.":
         r'.decode().split("\n") -> .decode().splitlines()',
     "takes the data from behind `data:` wherever it is in an event: a comment may contain it, too.":
@@ -182,8 +180,7 @@ read_inbox.table([
 
 read_inbox.add_misconceptions({
     "adds a request whose client has left already: both messages are in the same inbox.": "name in added -> None",
-    "aborts requests that the engine no longer has: they have finished, and there is nothing to abort.":
-        "name in unfinished and -> ",
+    "aborts requests that the engine no longer has: they have finished.": "name in unfinished and -> ",
     "reads all additions first: an abort cancels the additions before it, not the ones after it.":
         'in messages -> in sorted(messages, key=lambda message: message[0] == "abort")',
 })  # fmt: skip
