@@ -12,10 +12,10 @@ from conftest import PROMPTS, alone, random_pair, spied
 from test_adapters import (
     GREEDY,
     TINY,
-    Company,
     check_all_layers,
     check_bfloat16,
     check_random_company,
+    company_of,
     merged_engine,
     prompt_scores,
     token_ids,
@@ -39,8 +39,8 @@ WIDE = {"max_batch_size": 16, "max_tokens_per_step": 1000}  # all prompts in one
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
-def company(request, tmp_path_factory):
-    return Company(request.param, tmp_path_factory.mktemp("adapters"))
+def company(request):
+    return company_of(request.param)
 
 
 @pytest.fixture(autouse=True)
