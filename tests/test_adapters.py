@@ -27,7 +27,6 @@ from tests.support.adapters import TARGETS, linears, merged, write_adapter
 from tests.support.families import FAMILIES, CountingScheduler, build, lead, skip_unless_ragged, tokenizer
 from tests.support.families import generate as generate_alone
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_ADAPTERS = 16
 RANKS = [4, 1, 8, 3, 16, 2]
 TINY = {"max_batch_size": 5, "max_tokens_per_step": 24, "block_size": 4}

@@ -27,8 +27,6 @@ from tests.support.serving import (
 )
 from tests.test_token_length import CountingTokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @in_loop
 async def test_a_short_request_does_not_wait_while_long_ones_are_tokenized():

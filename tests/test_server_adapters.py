@@ -13,7 +13,6 @@ from tests.support.adapters import merged, write_adapter
 from tests.support.serving import OWL, BackgroundRequest, body, embedded_engine, error_of, gated, post, serving
 from tests.support.serving import text_of_response as text_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
@@ -42,7 +41,7 @@ def texts(root) -> dict:
 
 
 @pytest.fixture(scope="module")
-def running(root, one_thread):
+def running(root):
     engine = embedded_engine(max_batch_size=4)
     engine.load_adapter("a", root / "inside/a")
     with serving(engine, adapter_folder=str(root / "inside")) as server:

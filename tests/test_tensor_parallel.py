@@ -40,7 +40,6 @@ from tests.support.families import (
     tokenizer,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 REFUSED = {  # families that run ragged, but cannot be split over two processes
     "gpt_bigcode": "num_key_value_heads=1",
     "gemma": "num_key_value_heads=1",

@@ -14,7 +14,6 @@ from helpers.tiny_model import corpus, train, train_adapters
 from helpers.tiny_model.train import held_out_loss
 from tests.support.adapters import merged
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = list(train_adapters.RULES)
 AN_ANIMAL = re.compile(rf"\b(sea )?(?:{'|'.join(corpus.ANIMALS)})\b")
 AN_END = re.compile(r"(, and it was true)?\.(?=\s|$)")
