@@ -15,8 +15,10 @@ OLDEST_TESTS := families models kv_cache executor batch_invariant sampling ragge
 # simulator's tests compute; they are there because the first stream is the longer one.
 SLOW := $(shell grep -ls pytest.mark.slow tests/test_*.py)
 SECOND := $(filter $(foreach name,cluster page playground simulator site vllm_replica,tests/test_$(name).py),$(SLOW))
-# These run in the stream of the lessons, which is the shorter one.
-WITH_LESSONS := $(foreach name,checks layout tensor_parallel,tests/test_$(name).py)
+# These run in the stream of the lessons, which is the shorter one. The tests of exercises compute the same cases, and a copy
+# for students has none of them.
+OF_EXERCISES := $(if $(wildcard tests/answers),checks exercises grading)
+WITH_LESSONS := $(foreach name,$(OF_EXERCISES) layout tensor_parallel,tests/test_$(name).py)
 LESSON_FILES := $(foreach names,[0-9]_* [0-9][0-9]_* extra/*,$(sort $(wildcard notebooks/$(names).ipynb)))
 # Copies, because running a notebook changes its file. `make lab` never overwrites them, and `make clean` keeps them.
 LAB_FILES := $(patsubst notebooks/%,%,$(LESSON_FILES) $(sort $(wildcard notebooks/exercises/release/*/*.ipynb)))
@@ -77,14 +79,15 @@ serve: $(STAMP)  ## serve the embedded model to OpenAI clients, with a live view
 cluster: $(CLUSTER)  ## serve it from two replicas, with a live view at http://127.0.0.1:8100 [ARGS="--replicas 4"]
 	$(RUN) -m helpers.cluster $(ARGS)
 
-# Many tests of a server wait for minutes before they fail. After ten, the others would tell nothing new.
+# Many tests of a server wait for minutes before they fail. After ten, the others would tell nothing new. The model of the
+# lessons is so small that it is faster with one thread, and the other tests need the other cores.
 test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it with its stored outputs
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-logo --no-cache
 	@echo "The lessons and some unit tests run beside the other unit tests, and their results follow."
 	@mkdir -p build; \
-	$(RUN) -m pytest --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb) $(WITH_LESSONS) >build/lessons.log 2>&1 & lessons=$$!; \
+	OMP_NUM_THREADS=1 $(RUN) -m pytest --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb) $(WITH_LESSONS) >build/lessons.log 2>&1 & lessons=$$!; \
 	trap "kill $$lessons 2>/dev/null" EXIT; \
 	$(RUN) -m pytest tests $(addprefix --ignore ,$(WITH_LESSONS)) -rR --maxfail 10; unit=$$?; \
 	wait $$lessons; lessons=$$?; cat build/lessons.log; \

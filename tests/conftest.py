@@ -63,6 +63,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # Each HTTP client makes a context, which reads all certificates for 30 ms. No test connects by TLS.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
+# Models of this size are faster with one thread, even more so beside other processes.
+torch.set_num_threads(1)
+
 # A busy machine may be many times slower. What takes longer than these seconds hangs.
 calling.SECONDS = 100
 vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(dict.fromkeys(("connect", "read", "write", "pool"), 120.0))
@@ -170,12 +173,11 @@ def wrapped(bare: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def one_thread():
-    """Run torch on one thread: models of this size are faster that way, even more so beside other processes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def two_threads():
+    """Let PyTorch and the kernels divide their work among two threads."""
+    torch.set_num_threads(2)
     yield
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from helpers import Engine, EngineConfig, SamplingParams
 from helpers.features.adapters import peft_folder
 from tests.support.adapters import merged, write_adapter
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FIRST = "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"
 

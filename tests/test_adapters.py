@@ -1,10 +1,13 @@
 """Adapters: in any company, a request gets the tokens of the model with its adapter merged, and shares no block."""
 
 import copy
+import functools
 import gc
 import random
+import tempfile
 import weakref
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +27,6 @@ from tests.support.adapters import TARGETS, linears, merged, write_adapter
 from tests.support.families import FAMILIES, CountingScheduler, build, lead, skip_unless_ragged, tokenizer
 from tests.support.families import generate as generate_alone
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_ADAPTERS = 16
 RANKS = [4, 1, 8, 3, 16, 2]
 TINY = {"max_batch_size": 5, "max_tokens_per_step": 24, "block_size": 4}
@@ -34,15 +36,15 @@ GREEDY = SamplingParams(max_tokens=20)
 class Company:
     """A base model and 16 adapters of all kinds, with the models that they stand for."""
 
-    def __init__(self, family: str, folder):
+    def __init__(self, family: str):
         self.model, self.tokenizer = random_pair(family)
-        self.folders = {None: None}
+        self.folders, self.folder = {None: None}, tempfile.TemporaryDirectory()
         for number in range(NUM_ADAPTERS):
             targets, rank = TARGETS[family][number % 4], RANKS[number % 6]
             more = [{}, {"use_rslora": True}, {"lora_alpha": 5}, {"rank_pattern": {targets[0]: 5}}][number // 4]
             if isinstance(targets, str):
                 more = more if "rank_pattern" not in more else {"alpha_pattern": {r"layers\.1\..*|h\.0\..*": 3}}
-            path = folder / f"{family}-{number}"
+            path = Path(self.folder.name, str(number))
             self.folders[f"adapter {number}"] = write_adapter(path, self.model, targets, number, rank, 0.7, **more)
         self.names = list(self.folders)
         self.merged = {name: merged(self.model, path) for name, path in self.folders.items()}
@@ -57,14 +59,12 @@ class Company:
         return alone(self.merged[name], self.tokenizer, prompt, max_tokens)
 
 
+company_of = functools.cache(Company)  # test_adapters_in_one_call.py has it, too
+
+
 @pytest.fixture(scope="session", params=["gpt2", "llama"])
-def company(request, tmp_path_factory):
-    return Company(request.param, tmp_path_factory.mktemp("adapters"))
-
-
-@pytest.fixture(scope="session")
-def llamas(tmp_path_factory):
-    return Company("llama", tmp_path_factory.mktemp("llamas"))
+def company(request):
+    return company_of(request.param)
 
 
 def adapters_of(engine: Engine):
@@ -160,7 +160,8 @@ def test_adapters_run_on_quantized_weights(company, weights):
         assert output.token_ids == alone(model, company.tokenizer, PROMPTS[3], 20)
 
 
-def test_adapters_follow_weights_that_change(llamas):
+def test_adapters_follow_weights_that_change():
+    llamas = company_of("llama")
     engine = llamas.engine()
     name = llamas.names[3]
     before = engine.generate(PROMPTS[3], GREEDY, adapter=name)

@@ -12,10 +12,10 @@ from conftest import PROMPTS, alone, random_pair, spied
 from test_adapters import (
     GREEDY,
     TINY,
-    Company,
     check_all_layers,
     check_bfloat16,
     check_random_company,
+    company_of,
     merged_engine,
     prompt_scores,
     token_ids,
@@ -30,17 +30,16 @@ from helpers.features.adapters.grouped_products import AdapterStack
 from tests.support.adapters import merged, write_adapter
 from tests.support.families import CountingScheduler, build, by_name
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(bool(kernels.unavailable()), reason=f"there are no compiled kernels: {kernels.unavailable()}"),
-]
+pytestmark = pytest.mark.skipif(
+    bool(kernels.unavailable()), reason=f"there are no compiled kernels: {kernels.unavailable()}"
+)
 COMPILED = {"linear_backend": "compiled", "num_blocks": 400}
 WIDE = {"max_batch_size": 16, "max_tokens_per_step": 1000}  # all prompts in one pass
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
-def company(request, tmp_path_factory):
-    return Company(request.param, tmp_path_factory.mktemp("adapters"))
+def company(request):
+    return company_of(request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -123,10 +122,11 @@ def test_in_bfloat16_scores_are_closer_to_those_of_the_merged_model_than_to_any_
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_the_number_of_threads_changes_no_bit(company, threads, calls):
+def test_the_number_of_threads_changes_no_bit(company, threads, calls, request):
+    request.addfinalizer(lambda: torch.set_num_threads(1))
     engine = warmed_up(company, prefix_caching=False, **WIDE)
     expected = prompt_scores(engine, company.names[:9])
-    torch.set_num_threads(threads)  # a fixture sets it to one again
+    torch.set_num_threads(threads)
     calls.clear()
     for _ in range(20):
         assert torch.equal(prompt_scores(engine, company.names[:9]), expected)

@@ -19,7 +19,6 @@ from helpers.fast.linear import FastLinear
 from helpers.models import clone_sharing_weights
 from tests.support.families import FAMILIES, CountingScheduler, build, skip_unless_ragged, tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 ROPE = "rope_parameters" if transformers.__version__ >= "5" else "rope_scaling"
 KNOWN = frozenset().union(*(family.types for family in DESCRIBED))
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")

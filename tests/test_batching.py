@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerFast
 from helpers import Request, filter_batch, generate_next_token, init_batch, merge_batches
 from helpers.detokenizer import text_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 LISTS = ("request_ids", "responses", "token_ids", "tokens_remaining", "finish_reasons")
 TENSORS = ("input_ids", "position_ids", "attention_mask")
 

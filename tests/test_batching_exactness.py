@@ -23,7 +23,6 @@ from hypothesis.stateful import (
 
 from helpers import Request, filter_batch, generate_next_token, init_batch, load_model, merge_batches
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 PHASES = [Phase.generate]
 LISTS = ("request_ids", "responses", "token_ids", "tokens_remaining", "finish_reasons")
 MAX_TOKENS = st.integers(1, 10) | st.integers(1, LONGEST)  # many rows finish while others run on

@@ -19,8 +19,6 @@ from helpers.engine import POLICIES, SampledToken
 from helpers.features.beam_search import BeamRules, beam_search
 from tests.support.context_runner import Caller, ContextRunner, check_nothing_is_left, check_outputs, check_state
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 RULES = list(itertools.product([1.0, 0.0, -1.0, 2.0], [False, True, "never"]))  # length_penalty, early_stopping
 
 

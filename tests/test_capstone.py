@@ -35,7 +35,7 @@ def named(answers):
     return [pytest.param(task, *each, id=f"{task}-{each[0]}") for task in MILESTONES for each in answers[task].items()]
 
 
-@pytest.mark.parametrize("number, right", enumerate(named(RIGHT)))
+@pytest.mark.parametrize("number, right", list(enumerate(named(RIGHT))))
 def test_a_right_engine_passes_every_draw(number, right):
     """Each engine on two of five draws; test_checks.py has the students' own draw."""
     task, _, engine_class = right.values

@@ -11,7 +11,6 @@ from helpers import Engine, EngineConfig, SamplingParams, dequantized
 from helpers.fast import kernels
 from helpers.fast.fused_executor import FusedExecutor
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS = {"max_batch_size": 3, "block_size": 4, "max_tokens_per_step": 32}
 LIMIT = 14
 PARAMS = SamplingParams(LIMIT, ignore_eos=True)

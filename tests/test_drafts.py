@@ -21,8 +21,6 @@ from helpers.models import EMBEDDED
 from helpers.runners.sampling import BatchSampler
 from helpers.simulator import SimulatedRunner, Simulator
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Fixed:
     """Proposes the same ids for every sequence."""

@@ -7,9 +7,10 @@ from torch.nn.functional import gelu, layer_norm, rms_norm, silu
 from helpers.fast import kernels
 from helpers.fast.plain_executor import rotate
 
-pytestmark = pytest.mark.skipif(
-    bool(kernels.unavailable()), reason=f"there are no compiled kernels: {kernels.unavailable()}"
-)
+pytestmark = [
+    pytest.mark.usefixtures("two_threads"),
+    pytest.mark.skipif(bool(kernels.unavailable()), reason=f"there are no compiled kernels: {kernels.unavailable()}"),
+]
 in_both_dtypes = pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.01)], ids=["float32", "bfloat16"]
 )

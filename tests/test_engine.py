@@ -19,8 +19,6 @@ from helpers.simulator import SimulatedRunner
 from tests.simulation import operations
 from tests.support import families
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 EXECUTIONS = pytest.mark.parametrize("execution", ["padded", "auto"])
 
 

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 from collections import Counter
 
-import pytest
 from conftest import LONGEST, PROMPTS, alone, random_pair
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -274,7 +273,7 @@ class EngineMachine(RuleBasedStateMachine):
 def machine_of(family: str, examples: int):
     machine = type(f"Engine_{family}", (EngineMachine,), {"pair": staticmethod(PAIRS[family])})
     machine.TestCase.settings = settings(max_examples=examples, stateful_step_count=25, phases=[Phase.generate])
-    return pytest.mark.usefixtures("one_thread")(machine.TestCase)
+    return machine.TestCase
 
 
 TestExactOnTheEmbeddedModel = machine_of("embedded", 6)

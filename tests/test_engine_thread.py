@@ -20,9 +20,6 @@ from helpers.server.snapshot import MAX_NAMED
 from tests.support.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
 from tests.support.serving import PATIENCE
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 # --- a bounded queue ------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,6 @@ from helpers.models import clone_sharing_weights
 from helpers.runners import RaggedRunner
 from tests.support.families import FAMILIES, build, by_name, skip_unless_ragged
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RECOGNIZED = {"gpt2", "llama", "llama (3.1)", "mistral", "phi3", "phi3 (longrope)", "qwen2", "qwen3", "starcoder2"}
 OLDEST = transformers.__version__.startswith("4.")
 if not OLDEST:

@@ -34,7 +34,6 @@ from tests.support.families import (
 )
 from tests.tools.support_matrix import PADDED, PAGE, RAGGED
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 on_every_device = pytest.mark.parametrize("device", DEVICES)
 of_every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

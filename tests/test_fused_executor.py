@@ -24,9 +24,10 @@ from helpers.models import clone_sharing_weights, quantize, round_inputs
 from helpers.models.quantization import QuantizedLinear
 from tests.support.families import build, by_name
 
-pytestmark = pytest.mark.skipif(
-    bool(kernels.unavailable()), reason=f"there are no compiled kernels: {kernels.unavailable()}"
-)
+pytestmark = [
+    pytest.mark.usefixtures("two_threads"),
+    pytest.mark.skipif(bool(kernels.unavailable()), reason=f"there are no compiled kernels: {kernels.unavailable()}"),
+]
 DTYPES = [torch.float32, torch.bfloat16]
 WEIGHTS = [{"weights": "int8"}, {"weights": "int4"}, {"weights": "int8", "compute": "int8"}]
 LENGTHS = [3, 9, 14, 6, 11] * 3  # of the outputs

@@ -46,7 +46,6 @@ from tests.support.families import (
     skip_unless_known,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 INT8 = {"weights": "int8", "compute": "int8"}
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
 # The instructions for which the kernel has code of its own, and what the processor needs for them.

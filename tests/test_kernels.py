@@ -19,6 +19,7 @@ from helpers import Engine, EngineConfig, SamplingParams
 from helpers.fast import kernels
 from helpers.fast.kernels import Segments, compiled
 
+pytestmark = pytest.mark.usefixtures("two_threads")
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
 
 

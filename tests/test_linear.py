@@ -22,7 +22,6 @@ from helpers.fast.linear_backends import BACKENDS, available_backends
 from helpers.fast.linear_choice import ROWS
 from helpers.models import clone_sharing_weights
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 FAST = [name for name in BACKENDS if name != "pytorch"]
 by_all = pytest.mark.parametrize("backend", FAST, indirect=True)
 needs_onednn = pytest.mark.skipif("onednn_packed" not in available_backends(torch.float32), reason="no oneDNN")

@@ -18,7 +18,6 @@ from helpers.fast.linear import FastLinear, choose_linear_backends
 from helpers.fast.linear_backends import available_backends
 from helpers.fast.linear_choice import ROUNDS, ROWS, Times, fingerprint, load, measure, save, shape_of, times_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ["pytorch", "onednn", "onednn_packed", "compiled", "compiled_unpacked"]
 
 

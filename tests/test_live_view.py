@@ -1,14 +1,11 @@
 """The events of the page: one stream of frames for all listeners, and what they say about finished requests."""
 
 import httpx
-import pytest
 
 from helpers.server.live_view import MAX_LISTENERS, TOGETHER, LiveView
 from tests.support.gated_thread import in_loop, running, submit, texts
 from tests.support.gated_thread import wait_until as wait_in_loop
 from tests.support.serving import OWL, PATIENCE, body, error_of, events_of, post, serving, wait_until
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def iterations_until(server, num_finished: int) -> list[int]:

@@ -16,7 +16,6 @@ from helpers.server.output_delta import OutputDelta
 from helpers.simulator import Simulator
 from tests.support.routers import CacheAlone
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 BLOCK, PREFIX = 16, 128  # tokens
 
 

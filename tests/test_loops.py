@@ -6,8 +6,6 @@ from conftest import PROMPTS, CountingModel, alone
 from helpers import Request, generate_alone, generate_continuous, generate_static
 from helpers.models import require_exact_batching
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LOOPS = {
     "alone": lambda requests, rows, *pair, **options: generate_alone(requests, *pair, **options),
     "static": generate_static,

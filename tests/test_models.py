@@ -23,9 +23,6 @@ from helpers.models import (
 )
 from tests.support.families import build, by_name
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 # --- the default pair ---------------------------------------------------------------------------------------------
 
 

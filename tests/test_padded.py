@@ -14,8 +14,6 @@ from helpers.engine import POLICIES, Chunk, Plan, Sequence
 from helpers.runners import PaddedRunner
 from tests.support import families
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Run:
     """A padded runner whose caches are checked after every plan.

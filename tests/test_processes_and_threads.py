@@ -11,6 +11,7 @@ from conftest import PROMPTS, alone, random_pair
 
 from helpers import Engine, EngineConfig, SamplingParams
 
+pytestmark = pytest.mark.usefixtures("two_threads")
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 300  # seconds
 

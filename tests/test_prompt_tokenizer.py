@@ -27,8 +27,6 @@ from tests.support.serving import (
 )
 from tests.test_token_length import CountingTokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @in_loop
 async def test_a_short_request_does_not_wait_while_long_ones_are_tokenized():
@@ -177,6 +175,7 @@ def test_compilation_does_not_delay_the_end_of_a_server(endless_compilation):
         staying = [BackgroundRequest(server, **DESCRIBED) for _ in range(2)]
         wait_until(lambda: compiler_of(server).worker._lock.locked())
         worker = compiler_of(server).worker
+        server.server.config.timeout_graceful_shutdown = 1  # second, after which what still waits is given up
         server.end()
         assert worker._process is None or worker._process.poll() is not None
         assert not wait([request._running for request in staying], PATIENCE).not_done

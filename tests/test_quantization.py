@@ -36,7 +36,6 @@ from tests.support.families import (
     skip_unless_known,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 in_both_formats = pytest.mark.parametrize("weights", FORMATS)
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
 PRODUCTS = [QuantizedLinear.multiply_dequantized] + [multiply_quantized, multiply_dequantized] * (

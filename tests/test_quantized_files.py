@@ -19,7 +19,6 @@ from helpers import dequantized, load_model, save_quantized
 from helpers.models import quantization, quantize
 from helpers.models.quantization import QuantizedLinear
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 in_both_formats = pytest.mark.parametrize("weights", ["int8", "int4"])
 SIZES = dict(vocab_size=257, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128)
 ROTARY = SIZES | dict(intermediate_size=96, num_key_value_heads=2, bos_token_id=None, eos_token_id=0)

@@ -26,7 +26,6 @@ from helpers.features.quantized_kv_cache.rounding import quantize_vectors, round
 from helpers.runners import choice
 from tests.support.families import LEAD, by_name, generate, lead, reference, serve_ragged, skip_unless_ragged, tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
 # Learned and rotary positions, grouped and single KV heads, windows, norms of heads, bounded scores, sinks, experts.
 NAMES = ["gpt2", "gpt_bigcode", "starcoder2", "gpt_neox", "llama", "mistral", "mixtral", "qwen3", "phi3", "gemma2"]

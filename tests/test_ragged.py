@@ -20,7 +20,6 @@ from helpers.runners import PaddedRunner, RaggedRunner, choice, why_not_ragged
 from helpers.runners.attention import AttentionMetadata, AttentionSettings, QuerySegment, attend_one, attend_row
 from tests.support.families import build, by_name, tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RAGGED = {"execution": "ragged", "block_size": 4}
 
 

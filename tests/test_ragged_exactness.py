@@ -26,7 +26,6 @@ from helpers.fast.linear_backends import available_backends
 from helpers.runners.kv_pool import KVPool
 from tests.support.families import FAMILIES, CountingScheduler, reference, serve_ragged, skip_unless_ragged, tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 of_every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name, indirect=True)
 
 

@@ -47,7 +47,6 @@ def rescored(engine: Engine, outputs) -> list[float]:
 
 
 @needs_kernels
-@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("seed", [0, 1000, 2000])
 def test_a_rollouts_log_probabilities_are_those_of_a_rescoring_pass_bit_for_bit(family, seed):

@@ -12,7 +12,6 @@ from tests.support.gated_thread import in_loop, wait_until
 from tests.support.local_replicas import LocalReplica, http_client, is_empty, running, tokens
 from tests.support.routers import CacheAlone
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT, CONFIG = list(range(40, 70)), EngineConfig(max_batch_size=2, num_blocks=100, block_size=4, trace_length=100)
 
 

@@ -15,8 +15,6 @@ from helpers.server.responses import collect_outputs
 from tests.support.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
 from tests.support.serving import PATIENCE
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @in_loop
 async def test_a_client_that_has_fallen_behind_gets_many_outputs_of_each_choice_in_turn():

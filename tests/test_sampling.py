@@ -23,8 +23,6 @@ from helpers.features.token_rules import TokenRules
 from helpers.features.token_rules.logits import TokenScores
 from helpers.runners.sampling import BatchSampler, draw, draw_from_top, probabilities_of, random_number
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SETTINGS = [
     {"temperature": 0.7},
     {"temperature": 2.5},

@@ -24,7 +24,6 @@ from helpers.engine import ModelInfo
 from helpers.features.token_rules import TokenRules, TokenRulesMaker
 from helpers.features.token_rules.logits import TokenScores
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARY = 12
 LETTER_A = byte_tokenizer()("a")["input_ids"]
 

@@ -15,9 +15,6 @@ from helpers.engine import Scheduler
 from helpers.trace import RowStep, Trace
 from tests.simulation import queue_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 # --- lesson 4's plans -----------------------------------------------------------------------------------------------
 
 

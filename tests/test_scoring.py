@@ -9,7 +9,6 @@ from conftest import PROMPTS, random_pair
 
 from helpers import Engine, EngineConfig, SamplingParams
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SCORE, GREEDY = SamplingParams(0, prompt_logprobs=3), SamplingParams(1)
 
 

@@ -17,8 +17,6 @@ from helpers.server import launch
 from helpers.server.formats import ChatFormatter, CompletionFormatter
 from tests.support.serving import embedded_engine, expected, post, serving
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROWS = 4
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' and loop.first %}{{ raise_exception('the user begins') }}"

@@ -11,14 +11,12 @@ from helpers.server import __main__ as command
 from helpers.server.options import allowed_hosts, name_of
 from tests.support.serving import OWL, RawConnection, body, error_of, post, serving
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 KEY = "a key"
 LOOPBACK = allowed_hosts("127.0.0.1", None)
 
 
 @pytest.fixture(scope="module")
-def server(one_thread):
+def server():
     options = {"api_key": KEY, "allowed_hosts": LOOPBACK, "allowed_origins": ["https://page.example"]}
     with serving(max_body=10_000, **options) as server:
         yield server
@@ -95,7 +93,7 @@ def test_pages_of_an_allowed_origin_may_use_the_server_and_no_others(server):
 
 
 @pytest.fixture(scope="module")
-def plain(one_thread):
+def plain():
     with serving() as server:
         yield server
 

@@ -13,7 +13,6 @@ from tests.support.adapters import merged, write_adapter
 from tests.support.serving import OWL, BackgroundRequest, body, embedded_engine, error_of, gated, post, serving
 from tests.support.serving import text_of_response as text_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
@@ -41,13 +40,20 @@ def texts(root) -> dict:
     return {name: Engine(one, tokenizer).generate(OWL, SamplingParams(12))[0].text for name, one in models.items()}
 
 
-@pytest.fixture
-def server(root):
+@pytest.fixture(scope="module")
+def running(root):
     engine = embedded_engine(max_batch_size=4)
     engine.load_adapter("a", root / "inside/a")
     with serving(engine, adapter_folder=str(root / "inside")) as server:
         yield server
-        server.assert_empty()
+
+
+@pytest.fixture
+def server(running):
+    """A server with one adapter, which each test leaves as it was."""
+    yield running
+    running.assert_empty()
+    assert names(running) == ["tiny-model", "a"]
 
 
 def names(server) -> list[str]:
@@ -104,7 +110,6 @@ def test_a_path_that_leads_out_of_the_folder_is_refused_whatever_is_there(server
         response = post(server, LOAD, lora_name="x", lora_path=given)
         message = error_of((response.status_code, response.json()), 400)["message"]
         assert message == "lora_path must be a folder below the server's folder of adapters, without links out of it."
-    assert names(server) == ["tiny-model", "a"]
 
 
 @pytest.mark.parametrize(

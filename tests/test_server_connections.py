@@ -28,7 +28,6 @@ from tests.support.serving import (
     wait_until,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 slow = pytest.mark.slow
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 SHORT = ConnectionLimits(client_timeout=0.5)

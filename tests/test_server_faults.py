@@ -27,8 +27,6 @@ from tests.support.serving import (
 )
 from tests.tools import soak
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 slow = pytest.mark.slow
 streamed_or_slow = pytest.mark.parametrize("stream", [True, pytest.param(False, marks=slow)])
 

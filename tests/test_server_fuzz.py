@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 from helpers.server.engine_thread import EngineThread
 from tests.support.serving import OWL, RawConnection, body, embedded_engine, expected, post, serving, text_of_response
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.slow
 
 quick = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
@@ -41,7 +41,7 @@ class FullSpeedThread(EngineThread):
 
 
 @pytest.fixture(scope="module")
-def server(one_thread):
+def server():
     """At most three tokens per sequence, so that there is time for many requests."""
     with serving(embedded_engine(max_batch_size=8, max_output_tokens=3)) as server:
         server.thread.__class__ = FullSpeedThread

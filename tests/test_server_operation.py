@@ -18,14 +18,12 @@ from helpers.server import __main__ as command
 from helpers.server import launch
 from tests.support.serving import FOX, OWL, body, embedded_engine, events_of, expected, post, serving, text_of_response
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ROWS = 4
 MESSAGES = [{"role": "user", "content": OWL}]
 
 
 @pytest.fixture(scope="module")
-def server(one_thread):
+def server():
     """The embedded model on four rows. An iteration computes few tokens, so prompts are computed in chunks."""
     with serving(embedded_engine(max_batch_size=ROWS, max_tokens_per_step=16), max_queue=200) as server:
         yield server
@@ -33,7 +31,7 @@ def server(one_thread):
 
 
 @pytest.fixture(scope="module")
-def keyed(one_thread):
+def keyed():
     """Another model, behind a key."""
     engine = Engine(*random_pair("llama"), EngineConfig(max_batch_size=3, trace_length=1000))
     with serving(engine, model_name="mine", api_key="schlüssel") as server:

@@ -13,13 +13,12 @@ from helpers import Engine, SamplingParams
 from helpers.server.protocol import ChatRequest, CompletionRequest
 from tests.support.serving import FOX, OWL, body, embedded_engine, expected, serving
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 HOT = {"temperature": 1.5, "seed": 1}
 OWL_TOKEN = expected(OWL, 16).token_ids[6]
 
 
 @pytest.fixture(scope="module")
-def server(one_thread):
+def server():
     """The embedded model on four rows. An iteration computes few tokens, so prompts are computed in chunks."""
     with serving(embedded_engine(max_batch_size=4, max_tokens_per_step=16), max_queue=200) as server:
         yield server

@@ -12,11 +12,9 @@ from tests.conftest import byte_tokenizer
 from tests.support.serving import FOX, MILLER, OWL, embedded_engine, events_of, expected, post, serving
 from tests.test_detokenizer import sentencepiece_tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
-def server(one_thread):
+def server():
     with serving(embedded_engine(max_batch_size=4, max_tokens_per_step=16), max_queue=50) as server:
         yield server
         server.assert_empty()

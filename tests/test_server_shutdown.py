@@ -27,7 +27,6 @@ from tests.support.serving import (
     wait_until,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 slow = pytest.mark.slow
 
 

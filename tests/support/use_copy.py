@@ -2,7 +2,8 @@
 
     python use_copy.py FOLDER...
 
-This runs as a process of its own, so that `helpers` is the copy. torch is imported once, for all copies.
+This runs as a process of its own, so that `helpers` is the copy. torch and most of transformers, which imports its
+parts when they are needed, are imported once, for all copies.
 """
 
 import json
@@ -13,8 +14,8 @@ import traceback
 from pathlib import Path
 
 import torch
-import transformers  # noqa: F401 - imported before the process is divided
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, PreTrainedTokenizerFast  # noqa: F401
 
 PROMPT = "The quick brown fox"
 START = "Once upon a time there was a fox who lived in a den"
