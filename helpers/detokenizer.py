@@ -22,11 +22,8 @@ def text_of(token_ids: list[int], tokenizer) -> str:
 
     All tokens are decoded together, because a character may span several, and after a letter, which is then removed.
     """
-    letter = letter_ids(tokenizer)
-    before, text = (
-        tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        for ids in (letter, letter + token_ids)
-    )
+    letter, how = letter_ids(tokenizer), {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    before, text = (tokenizer.decode(ids, **how) for ids in (letter, letter + token_ids))
     return text[len(before) :]
 
 

@@ -96,9 +96,9 @@ class BlockManager:
         # If the first new token falls into a block that other sequences share, it is written to a copy.
         last = computed // self.block_size
         copy = last < len(table) and self.references[table[last]] + admitted > 1
-        needed = self.blocks_for(computed + tokens) - len(table) + copy
+        new = self.blocks_for(computed + tokens) - len(table)
         reused = sum(block in self._cached for block in table) if admitted else 0
-        if needed > self.available - reused:
+        if new + copy > self.available - reused:
             return False
 
         if admitted:
@@ -108,7 +108,7 @@ class BlockManager:
         self._register(sequence)
         if copy:
             self._copy(table, last)
-        for _ in range(self.blocks_for(computed + tokens) - len(table)):
+        for _ in range(new):
             table.append(self._new(after=table[-1] if table else None))
         return True
 

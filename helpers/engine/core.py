@@ -186,8 +186,8 @@ class EngineCore:
         for feature in request.features:
             feature.begin(request)
         with self.undisturbed():
-            self.outputs.add(request.sequences)
             for sequence in request.sequences:
+                self.outputs.add(sequence)
                 self.scheduler.add(sequence)
             for feature in request.features:
                 feature.joined(request)

@@ -133,9 +133,8 @@ class Scheduler:
 
     def choose_chunks(self, plan: Plan) -> None:
         """Choose which sequences compute how many tokens: running ones first, then those that are admitted."""
-        active = [sequence for sequence in self.running if sequence not in self.held]
-        decoding = [sequence for sequence in active if sequence.is_decode]
-        prefilling = [sequence for sequence in active if not sequence.is_decode]
+        decoding = [sequence for sequence in self.running if sequence.is_decode and sequence not in self.held]
+        prefilling = [sequence for sequence in self.running if not sequence.is_decode and sequence not in self.held]
         if not self.mixed:
             self._take_turns(plan, decoding, prefilling)
             return

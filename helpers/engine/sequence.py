@@ -88,7 +88,9 @@ class Sequence:
     def __init__(
         self, request_id: Hashable, token_ids: list[int], max_tokens: int, index: int = 0, request=None, **shared
     ):
-        self.request: EngineRequest = request or EngineRequest(request_id, max_tokens, prompt_tokens=len(token_ids), **shared)
+        self.request: EngineRequest = request or EngineRequest(
+            request_id, max_tokens, prompt_tokens=len(token_ids), **shared
+        )
         self.request.sequences.append(self)
         self.index, self.token_ids = index, token_ids
         self.computed = self.waited = self.number = 0
@@ -125,8 +127,7 @@ class Sequence:
 
     def end(self, reason: str, error: BaseException | None = None) -> None:
         """Set the finish reason, with the error if there is one, and complete the text."""
-        self.error = error and f"{type(error).__name__}: {error}"
-        self.finish_reason = reason
+        self.finish_reason, self.error = reason, error and f"{type(error).__name__}: {error}"
         if self.detokenizer is not None:
             with contextlib.suppress(Exception):  # fails only after a token has, and that is the error
                 self.detokenizer.finish()

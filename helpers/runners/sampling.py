@@ -49,9 +49,9 @@ class BatchSampler:
         best = logits.float().argmax(dim=-1).tolist() if greedy else []  # in bfloat16 it would be slow on a CPU
         sampled, depth = {chunk.sequence: [] for chunk, _ in pending}, 0  # how many draft tokens are accepted
         while pending:
-            choices, decided = self._choose(pending, depth, logits, best), pending
+            choices = zip(pending, self._choose(pending, depth, logits, best), strict=True)
             pending = []
-            for (chunk, row), choice in zip(decided, choices, strict=True):
+            for (chunk, row), choice in choices:
                 sampled[chunk.sequence].append(choice)
                 if isinstance(choice, SampledToken) and chunk.draft_token_ids[depth : depth + 1] == [choice.token_id]:
                     pending.append((chunk, row))  # another token follows the draft
