@@ -134,7 +134,7 @@ def check_state(engine: EngineCore) -> None:
         assert Counter(block for table in blocks.tables.values() for block in table) == Counter(
             {block: count for block, count in enumerate(blocks.references) if count}
         )
-        free = blocks._free._free
+        free = blocks._free
         used = [block for block, count in enumerate(blocks.references) if count]
         assert sorted([*free, *used, *blocks._cached]) == list(range(blocks.num_blocks)), "a block is lost, or twice"
         assert len(blocks._free) == len(free) and not blocks.copies
