@@ -88,9 +88,7 @@ class Sequence:
     def __init__(
         self, request_id: Hashable, token_ids: list[int], max_tokens: int, index: int = 0, request=None, **shared
     ):
-        self.request: EngineRequest = request or EngineRequest(
-            request_id, max_tokens, prompt_tokens=len(token_ids), **shared
-        )
+        self.request = request or EngineRequest(request_id, max_tokens, prompt_tokens=len(token_ids), **shared)
         self.request.sequences.append(self)
         self.index, self.token_ids = index, token_ids
         self.computed = self.waited = self.number = 0
