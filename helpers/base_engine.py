@@ -61,14 +61,14 @@ class BaseEngine(EngineCore):
 
     def _options_of_each(self, count: int, options: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the options of each of this many requests. Raise a ValueError if one can never run with its own."""
-        for name, value in options.items():
-            if isinstance(value, list | tuple) and len(value) != count:
-                raise ValueError(f"{count} prompts, but {len(value)} values of {name}: give one for each, or for all.")
+        lists = {name: value if isinstance(value, list | tuple) else [value] * count for name, value in options.items()}
+        for name, values in lists.items():
+            if len(values) != count:
+                raise ValueError(f"{count} prompts, but {len(values)} values of {name}: give one for each, or for all.")
         shares = [
-            {name: value[place] if isinstance(value, list | tuple) else value for name, value in options.items()}
+            {name: values[place] for name, values in lists.items() if values[place] is not None}
             for place in range(count)
         ]
-        shares = [{name: value for name, value in share.items() if value is not None} for share in shares]
         for share in shares:
             for feature in self.validator.features_for(SamplingParams(), share):
                 feature.check_options(share)

@@ -22,11 +22,8 @@ def text_of(token_ids: list[int], tokenizer) -> str:
 
     All tokens are decoded together, because a character may span several, and after a letter, which is then removed.
     """
-    letter = letter_ids(tokenizer)
-    before, text = (
-        tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        for ids in (letter, letter + token_ids)
-    )
+    letter, how = letter_ids(tokenizer), {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    before, text = (tokenizer.decode(ids, **how) for ids in (letter, letter + token_ids))
     return text[len(before) :]
 
 
@@ -55,7 +52,7 @@ class IncrementalDetokenizer:
     def __init__(self, tokenizer):
         self.text, self.stopped = "", False
         self._tokenizer = tokenizer
-        self._decoded = ""  # `text` and what is held back after it
+        self._held_back = ""  # what is decoded after `text`, but may be the beginning of a stop string
         self._token_ids: list[int] = []
         self._bytes: list[int] = []  # a run of byte tokens that may continue
         # The tokenizers library decodes incrementally. It starts after a letter, as `text_of` does.
@@ -65,16 +62,14 @@ class IncrementalDetokenizer:
 
             self._stream = DecodeStream(ids=letter_ids(tokenizer), skip_special_tokens=True)
 
-    def push(self, token_id: int) -> str:
-        """Append a token and return the text that has become certain."""
+    def push(self, token_id: int) -> None:
+        """Append a token, and the text that becomes certain with it."""
         self._token_ids.append(token_id)
-        self._decoded += self._decode(token_id)
-        return self._show(len(self._decoded))
+        self.text += self._decode(token_id)
 
-    def finish(self) -> str:
-        """Return the text that was held back, now that no tokens follow; nothing if a stop string has appeared."""
-        self._decoded = text_of(self._token_ids, self._tokenizer)
-        return self._show(len(self._decoded))
+    def finish(self) -> None:
+        """Append the text that was held back, now that no tokens follow; nothing if a stop string has appeared."""
+        self.text += text_of(self._token_ids, self._tokenizer)[len(self.text) :]
 
     def _decode(self, token_id: int) -> str:
         """Return the text that a token adds; nothing while a character is incomplete."""
@@ -92,7 +87,7 @@ class IncrementalDetokenizer:
     def _decode_all(self) -> str:
         """Return the text that the newest token adds, where no decoder goes on from the text so far."""
         text = text_of(self._token_ids, self._tokenizer)
-        return "" if text.endswith(REPLACEMENT_CHARACTER) else text[len(self._decoded) :]
+        return "" if text.endswith(REPLACEMENT_CHARACTER) else text[len(self.text + self._held_back) :]
 
     def _is_byte(self, token_id: int) -> bool:
         """Return whether the token is a single byte such as `<0xE2>`.
@@ -101,12 +96,6 @@ class IncrementalDetokenizer:
         is decoded once it ends.
         """
         return BYTE.fullmatch(self._tokenizer.convert_ids_to_tokens(token_id) or "") is not None
-
-    def _show(self, end: int) -> str:
-        """Extend the text to `end`, and return the new part."""
-        new = self._decoded[len(self.text) : end]
-        self.text += new
-        return new
 
 
 class StoppingDetokenizer(IncrementalDetokenizer):
@@ -123,26 +112,25 @@ class StoppingDetokenizer(IncrementalDetokenizer):
         self._stop, self._search = stop, StopStringSearch(stop)
         self._min_tokens, self._ignored = min_tokens, 0  # stop strings do not count in the first characters
 
-    def push(self, token_id: int) -> str:
+    def push(self, token_id: int) -> None:
         if self.stopped:
-            return ""
+            return
         self._token_ids.append(token_id)
         new = self._decode(token_id)
-        self._decoded += new
+        decoded = self.text + self._held_back + new
         if len(self._token_ids) <= self._min_tokens:
-            self._ignored = len(self._decoded) + self._num_pending_characters()
+            self._ignored = len(decoded) + self._num_pending_characters()
         stop = self._search.extend(new, self._ignored)
-        return self._show_before(stop, len(self._decoded) - self._search.num_held_back)
+        self._show(decoded, len(decoded) - self._search.num_held_back, stop)
 
-    def finish(self) -> str:
+    def finish(self) -> None:
         if self.stopped:
-            return ""
-        self._decoded = text_of(self._token_ids, self._tokenizer)
+            return
+        decoded, shown = text_of(self._token_ids, self._tokenizer), len(self.text)
         if len(self._token_ids) <= self._min_tokens:
-            self._ignored = len(self._decoded)
-        shown = len(self.text)
-        stop = StopStringSearch(self._stop).extend(self._decoded[shown:], self._ignored - shown)
-        return self._show_before(None if stop is None else shown + stop, len(self._decoded))
+            self._ignored = len(decoded)
+        stop = StopStringSearch(self._stop).extend(decoded[shown:], self._ignored - shown)
+        self._show(decoded, len(decoded), None if stop is None else shown + stop)
 
     def _num_pending_characters(self) -> int:
         """Return how many characters are complete in the run of byte tokens, whose text follows when it ends."""
@@ -151,10 +139,10 @@ class StoppingDetokenizer(IncrementalDetokenizer):
         )
         return len(bytes(int(piece[3:5], 16) for piece in pieces).decode("utf-8", errors="ignore"))
 
-    def _show_before(self, stop: int | None, end: int) -> str:
-        """Extend the text to the beginning of a stop string, or to `end`, and return the new part."""
-        self.stopped = stop is not None
-        return self._show(end if stop is None else stop)
+    def _show(self, decoded: str, end: int, stop: int | None) -> None:
+        """Extend the text to `end`, or to the beginning of a stop string."""
+        self.stopped, end = stop is not None, end if stop is None else stop
+        self.text, self._held_back = self.text + decoded[len(self.text) : end], decoded[end:]
 
 
 def make_detokenizer(tokenizer, stop: Sequence[str], min_tokens: int) -> IncrementalDetokenizer:

@@ -135,15 +135,19 @@ class Engine(BaseEngine):
         """Use nothing any more that was computed with other weights."""
         versions = [weight._version for weight in self._weights]
         with self.undisturbed():
-            for sequence in reversed(list(self.scheduler.running)):
-                self.scheduler.preempt(sequence)
-                self.trace.free([sequence.label])
+            self.forget_keys()
             for sequence in self.scheduler.unfinished:
                 for feature in sequence.request.features:
                     feature.weights_changed(sequence.request)
-            if self.block_manager is not None:
-                self.block_manager.forget_cached()
             self._versions = versions
+
+    def forget_keys(self) -> None:
+        """Use no keys and values any more: running requests compute theirs again, and cached prefixes are forgotten."""
+        for sequence in reversed(list(self.scheduler.running)):
+            self.scheduler.preempt(sequence)
+            self.trace.free([sequence.label])
+        if self.block_manager is not None:
+            self.block_manager.forget_cached()
 
     @staticmethod
     def make_runner(model, tokenizer, config: EngineConfig) -> PaddedRunner | RaggedRunner:

@@ -121,10 +121,8 @@ class Trace:
         for request_id in computed:
             if request_id not in self._holders:
                 self._holders[self._holders.index(None)] = request_id
-        all_rows = [
-            computed.get(held) or (EMPTY if held is None else RowStep("stalled", held)) for held in self._holders
-        ]
-        self.passes.append(TracedPass(tuple(all_rows), start, seconds, step, traffic))
+        rows = [computed.get(held) or (EMPTY if held is None else RowStep("stalled", held)) for held in self._holders]
+        self.passes.append(TracedPass(tuple(rows), start, seconds, step, traffic))
 
     def free(self, request_ids: Iterable[Hashable]) -> None:
         """Free the rows of these requests. A finished request that its batch still computes keeps its row."""

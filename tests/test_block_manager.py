@@ -169,7 +169,7 @@ def test_a_free_block_is_taken_and_the_next_one_if_it_is_free(count, actions):
             free.remove(allocated[-1])
         elif allocated:
             free.add(allocated.pop(which % len(allocated)))
-            blocks.put(min(free - blocks._free))
+            blocks.add(min(free - blocks))
         assert len(blocks) == len(free) and bool(blocks) == bool(free)
     assert {blocks.take() for _ in range(len(free))} == free
     with pytest.raises(KeyError):
@@ -192,11 +192,11 @@ def test_a_block_costs_no_more_among_a_hundred_thousand_than_among_a_thousand():
         for after in (None, *range(count - 1)):
             blocks.take(after)
         for block in range(0, count, 2):  # as many gaps as there can be
-            blocks.put(block)
+            blocks.add(block)
 
         def work():
             for block in range(1, 200, 2):
-                blocks.put(count // 2 + block)  # closes the space between two gaps
+                blocks.add(count // 2 + block)  # closes the space between two gaps
             for _ in range(100):
                 blocks.take()
             for block in range(1, 200, 2):

@@ -351,7 +351,7 @@ def test_an_output_that_fails_midway_is_reported_and_the_others_are_printed(monk
         sampled = sample(sampler, chunks, logits)
         for sequence in sampled:
             if len(sequence.token_ids) == len(prompt) + 2 and sequence.token_ids[: len(prompt)] == prompt:
-                sampled[sequence] = RuntimeError("no luck")
+                sampled[sequence] = [RuntimeError("no luck")]
         return sampled
 
     monkeypatch.setattr(BatchSampler, "sample", sample_or_fail)

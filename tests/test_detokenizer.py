@@ -83,15 +83,13 @@ def decoded(tokenizer, ids, stop=()):
     Returns:
         The detokenizer, and the text that it showed after each token.
     """
-    detokenizer, shown, pieces = make_detokenizer(tokenizer, stop, 0), [], ""
+    detokenizer, shown = make_detokenizer(tokenizer, stop, 0), []
     for id in ids:
-        pieces += detokenizer.push(id)
+        detokenizer.push(id)
         shown.append(detokenizer.text)
-        assert pieces == detokenizer.text
         if detokenizer.stopped:
             break
-    pieces += detokenizer.finish()
-    assert pieces == detokenizer.text
+    detokenizer.finish()
     return detokenizer, shown
 
 

@@ -25,7 +25,9 @@ def sequence(name) -> Sequence:
 
 
 def expected(collector, *names) -> list[Sequence]:
-    collector.add(sequences := list(map(sequence, names)))
+    sequences = list(map(sequence, names))
+    for one in sequences:
+        collector.add(one)
     return sequences
 
 

@@ -40,8 +40,9 @@ def test_the_order_in_which_requests_get_the_only_row(policy, expected):
 
 def test_balanced_admits_when_enough_requests_wait_or_the_first_has_waited_too_long():
     def admits(waiting: int, running: int, waited: int) -> bool:
-        queue = queue_of(Sequence(n, [0] * 3, 5, waited=waited if n == 0 else 0) for n in range(waiting))
-        rows = [Sequence(-n, [0] * 4, 5, computed=3) for n in range(1, running + 1)]
+        queue = queue_of(Sequence(n, [0] * 3, 5) for n in range(waiting))
+        queue.step = waited
+        rows = [Sequence(-n, [0] * 4, 5) for n in range(1, running + 1)]
         order = list(Balanced().order(queue, rows))
         assert order in (list(queue), [])
         return bool(order)

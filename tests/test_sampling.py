@@ -45,8 +45,8 @@ def choose(logits, token_ids=(1,), prompt_tokens=1, **params):
     sequence = Sequence("r", list(token_ids[:prompt_tokens]), 10**6, params=SamplingParams(**params))
     sequence.token_ids += token_ids[prompt_tokens:]
     sequence.computed = len(token_ids) - 1
-    chosen = BatchSampler().sample([Chunk(sequence, 1)], logits[None])[sequence]
-    return chosen if isinstance(chosen, Exception) else chosen[0]
+    (chosen,) = BatchSampler().sample([Chunk(sequence, 1)], logits[None])[sequence]
+    return chosen
 
 
 # --- what a parameter does ------------------------------------------------------------------------------------------

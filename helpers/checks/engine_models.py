@@ -72,6 +72,7 @@ class RealModel(KeyedModel):
     def next_tokens(self, rows: list, keys: list[int]) -> list[int]:
         plan = Plan()
         for row in rows:
-            sequence = Sequence(row.request_id, [0] * row.start + row.token_ids, 1, computed=row.start)
+            sequence = Sequence(row.request_id, [0] * row.start + row.token_ids, 1)
+            sequence.computed = row.start
             plan.chunks.append(Chunk(sequence, len(row.token_ids), row.block_table))
         return self._engine.runner.forward(plan).argmax(dim=-1).tolist()

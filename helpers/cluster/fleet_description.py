@@ -1,20 +1,15 @@
 """All replicas as one engine, as far as the server needs it: what can be asked of them. It runs nothing."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 from ..engine import EngineConfig, Prompt, SamplingParams
 from ..engine.block_manager import BlockManager
-from ..engine.hooks import Feature, installed_features
+from ..engine.hooks import Feature, attach_features
 from ..engine.sequence import GREEDY
 from ..engine.validation import RequestValidator
 from .replica import ReplicaInfo
-
-
-@dataclass(frozen=True)
-class _AllBlocks:
-    num_blocks: int
 
 
 class ResumableValidator(RequestValidator):
@@ -73,7 +68,6 @@ class FleetDescription:
         unrun = SimpleNamespace(  # features check requests here, and do nothing else
             config=plain, tokenizer=info.tokenizer, model_info=info.model_info, validator=self.validator, scheduler=None
         )
-        attached = (attach(unrun) for attach in installed_features())
-        self.validator.features = tuple(feature for feature in attached if feature is not None)
-        self.validator.features += (FleetAdapters(info.adapters),) if info.adapters else ()
-        self.block_manager = blocks and _AllBlocks(num_replicas * info.num_blocks)
+        adapters = (FleetAdapters(info.adapters),) if info.adapters else ()
+        self.validator.features = attach_features(unrun) + adapters
+        self.block_manager = blocks and SimpleNamespace(num_blocks=num_replicas * info.num_blocks)

@@ -277,21 +277,22 @@ class VLLMEngine:
 
     def _delta(self, output: _Output, token_ids: list[int], logprobs: Any, reason: str | None) -> OutputDelta:
         """Make the delta of new tokens. Those after a stop string are dropped."""
-        text, number = "", 0
+        before, number = len(output.detokenizer.text), 0
         for token_id in token_ids:
             number += 1
             if reason != "stop" or number < len(token_ids):  # vLLM stops at end tokens only, which have no text
-                text += output.detokenizer.push(token_id)
+                output.detokenizer.push(token_id)
             if output.detokenizer.stopped:
                 reason = "stop"
                 break
         output.num_tokens += number
         if reason is not None:
-            text += output.detokenizer.finish()
+            output.detokenizer.finish()
             del self._unfinished[output.name]
         if logprobs is not None:
             logprobs = [{id: found.logprob for id, found in row.items()} for row in logprobs[:number]]
         error = "vLLM could not continue this output." if reason == "error" else None
+        text = output.detokenizer.text[before:]
         return OutputDelta(
             output.request_id, output.index, text, token_ids[:number], logprobs, output.num_tokens, reason, error
         )  # fmt: skip

@@ -96,9 +96,9 @@ class BlockManager:
         # If the first new token falls into a block that other sequences share, it is written to a copy.
         last = computed // self.block_size
         copy = last < len(table) and self.references[table[last]] + admitted > 1
-        needed = self.blocks_for(computed + tokens) - len(table) + copy
+        new = self.blocks_for(computed + tokens) - len(table)
         reused = sum(block in self._cached for block in table) if admitted else 0
-        if needed > self.available - reused:
+        if new + copy > self.available - reused:
             return False
 
         if admitted:
@@ -108,7 +108,7 @@ class BlockManager:
         self._register(sequence)
         if copy:
             self._copy(table, last)
-        for _ in range(self.blocks_for(computed + tokens) - len(table)):
+        for _ in range(new):
             table.append(self._new(after=table[-1] if table else None))
         return True
 
@@ -152,7 +152,7 @@ class BlockManager:
     def forget_cached(self) -> None:
         """Free all cached blocks, and share no block of now: its keys and values would be those of other weights."""
         for block in self._cached:
-            self._free.put(block)
+            self._free.add(block)
         for known in (self._cached, self._block_of, self._hash_of, self._registered):
             known.clear()
 
@@ -213,20 +213,14 @@ class BlockManager:
 
     def _shared(self, sequence: Sequence) -> tuple[list[int], int]:
         """Return the blocks that already hold a prefix of a waiting sequence, and the prefix's length in tokens."""
-        usable = min(
-            [len(sequence.token_ids) - 1]  # the last token's logits give the next token
-            + [feature.num_reusable_tokens(sequence) for feature in sequence.request.features]
-        )
+        limits = [feature.num_reusable_tokens(sequence) for feature in sequence.request.features]
+        usable = min([len(sequence.token_ids) - 1, *limits])  # the last token's logits give the next token
         first, prefix = sequence.request.sequences[0], sequence.token_ids[:usable]
         # A further output of a prompt shares all blocks of the first one, the last and partly filled one included.
         if first in self.tables and first.computed >= usable and first.token_ids[:usable] == prefix:
             return self.tables[first][: self.blocks_for(usable)], usable
-        blocks = []
-        if self.prefix_caching:
-            for digest in self._hashes(sequence, usable):
-                if digest not in self._block_of:
-                    break
-                blocks.append(self._block_of[digest])
+        hashes = self._hashes(sequence, usable) if self.prefix_caching else []
+        blocks = [self._block_of[digest] for digest in itertools.takewhile(self._block_of.__contains__, hashes)]
         return blocks, len(blocks) * self.block_size
 
     def _hashes(self, sequence: Sequence, tokens: int) -> list[bytes]:
@@ -241,13 +235,11 @@ class BlockManager:
         """Register the full blocks that were computed since the last call, so that other sequences can share them."""
         if not self.prefix_caching or sequence not in self.tables:
             return
-        registered, full = self._registered.get(sequence, 0), sequence.computed // self.block_size
-        if full > registered:
-            for place, digest in enumerate(self._hashes(sequence, sequence.computed)[registered:], registered):
-                if digest not in self._block_of:
-                    block = self.tables[sequence][place]
-                    self._block_of[digest], self._hash_of[block] = block, digest
-            self._registered[sequence] = full
+        table, hashes = self.tables[sequence], self._hashes(sequence, sequence.computed)
+        for place in range(self._registered.get(sequence, 0), len(hashes)):
+            if hashes[place] not in self._block_of:
+                self._block_of[hashes[place]], self._hash_of[table[place]] = table[place], hashes[place]
+        self._registered[sequence] = len(hashes)
 
     # --- blocks change state ------------------------------------------------------------------------------------
 
@@ -277,10 +269,10 @@ class BlockManager:
             if block in self._hash_of:
                 self._cached[block] = None
             else:
-                self._free.put(block)
+                self._free.add(block)
 
 
-class FreeBlocks:
+class FreeBlocks(set):
     """The free blocks.
 
     Contiguous blocks can be read as one slice. A sequence therefore gets the block after its last one if that is free.
@@ -292,11 +284,9 @@ class FreeBlocks:
     """
 
     def __init__(self, count: int):
-        self._count, self._free = count, set(range(count))
+        super().__init__(range(count))
+        self._count = count
         self._starts = itertools.cycle(sorted(range(count), key=lambda block: f"{block:064b}"[::-1]))
-
-    def __len__(self) -> int:
-        return len(self._free)
 
     def take(self, after: int | None = None) -> int:
         """Take a free block, if possible the one after the last block of a sequence, and return its number.
@@ -305,13 +295,9 @@ class FreeBlocks:
             KeyError: no block is free.
         """
         block = -1 if after is None else after + 1
-        if block not in self._free and 16 * len(self._free) < self._count:
-            return self._free.pop()  # most starts are taken, so a free one would be far
-        while block not in self._free:
+        if block not in self and 16 * len(self) < self._count:
+            return self.pop()  # most starts are taken, so a free one would be far
+        while block not in self:
             block = next(self._starts)
-        self._free.remove(block)
+        self.remove(block)
         return block
-
-    def put(self, block: int) -> None:
-        """Return an allocated block to the free ones."""
-        self._free.add(block)

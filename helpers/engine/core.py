@@ -24,7 +24,7 @@ from ..interrupts import deferred
 from ..sampling_params import SamplingParams
 from ..trace import Trace, record_iteration
 from .block_manager import BlockManager
-from .hooks import installed_features
+from .hooks import attach_features
 from .outputs import OutputCollector, RequestOutput
 from .plan import ModelInfo, Plan, Runner
 from .scheduler import Scheduler
@@ -74,8 +74,7 @@ class EngineCore:
         self._clock, self._start = clock, None
         self._is_busy, self._left = False, []  # requests whose readers have left during an iteration
         self.validator = RequestValidator(tokenizer, config, model_info, self.block_manager)
-        attached = (attach(self) for attach in installed_features())
-        self.validator.features = tuple(feature for feature in attached if feature is not None)
+        self.validator.features = attach_features(self)
         check_needs(config, self.validator.features)
         self.scheduler.features = tuple(one for one in self.validator.features if one.in_all_requests)
 
@@ -186,8 +185,8 @@ class EngineCore:
         for feature in request.features:
             feature.begin(request)
         with self.undisturbed():
-            self.outputs.add(request.sequences)
             for sequence in request.sequences:
+                self.outputs.add(sequence)
                 self.scheduler.add(sequence)
             for feature in request.features:
                 feature.joined(request)

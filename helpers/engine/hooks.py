@@ -7,7 +7,6 @@ nothing, so a feature defines only those that it needs.
 """
 
 import importlib
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -127,7 +126,8 @@ class LogitsRule(Protocol):
         """
 
 
-def installed_features() -> list[Callable]:
-    """Return what attaches each feature in `helpers/features/`; an empty list if that folder is missing."""
+def attach_features(engine) -> tuple[Feature, ...]:
+    """Attach the features in `helpers/features/` that an engine needs, and return them; none without that folder."""
     package = __package__.rpartition(".")[0] + ".features"
-    return importlib.import_module(package).installed() if find_spec(package) else []
+    attached = [attach(engine) for attach in importlib.import_module(package).installed()] if find_spec(package) else []
+    return tuple(feature for feature in attached if feature is not None)

@@ -6,6 +6,7 @@ caller of `step`. All three can therefore drive one engine without taking each o
 
 from collections import deque
 from collections.abc import Hashable, Iterable
+from copy import copy
 from dataclasses import dataclass, field
 
 from ..metrics import RequestMetrics
@@ -57,7 +58,6 @@ class RequestOutput:
     def of(cls, sequence: Sequence, num_tokens: int, num_characters: int) -> "RequestOutput":
         """Make the output of a sequence of which this many tokens and characters were emitted before."""
         generated, text = sequence.token_ids[sequence.prompt_tokens :], sequence.detokenizer.text
-        scores = sequence.request.notes.get("prompt_logprobs")
         return cls(
             sequence.request_id,
             sequence.request.prompt,
@@ -67,8 +67,8 @@ class RequestOutput:
             index=sequence.index,
             new_text=text[num_characters:],
             new_token_ids=generated[num_tokens:],
-            logprobs=None if sequence.logprobs is None else list(sequence.logprobs),
-            prompt_logprobs=None if scores is None else list(scores),
+            logprobs=copy(sequence.logprobs),
+            prompt_logprobs=copy(sequence.request.notes.get("prompt_logprobs")),
             arrival=sequence.request.arrival,
             token_times=list(sequence.token_times),
             error=sequence.error,
@@ -90,10 +90,9 @@ class OutputCollector:
         # How many tokens and characters were emitted of each sequence, until its last output is queued.
         self._emitted: dict[Sequence, tuple[int, int]] = {}
 
-    def add(self, sequences: Iterable[Sequence]) -> None:
-        """Expect outputs of these sequences, beginning after the tokens that they have already generated."""
-        for sequence in sequences:
-            self._emitted[sequence] = sequence.generated, len(sequence.detokenizer.text)
+    def add(self, sequence: Sequence) -> None:
+        """Expect outputs of a sequence, beginning after the tokens that it has already generated."""
+        self._emitted[sequence] = sequence.generated, len(sequence.detokenizer.text)
 
     def subscribe(self, request_id: Hashable, queue: deque[RequestOutput]) -> None:
         """Put a request's outputs into this queue until `unsubscribe`."""
@@ -127,7 +126,7 @@ class OutputCollector:
         output = self.output_type.of(sequence, *self._emitted.pop(sequence))
         self._subscribers.get(sequence.request_id, self.pending).append(output)
         if sequence.finish_reason is None:
-            self.add([sequence])
+            self.add(sequence)
 
     def take_pending(self) -> list[RequestOutput]:
         """Return the outputs without a subscriber, in their order, and forget them."""

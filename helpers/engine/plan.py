@@ -114,8 +114,8 @@ class ForwardPass:
     Attributes:
         chunks: the chunks that it computed.
         padding: for each chunk, the number of pad tokens that were computed in its row.
-        sampled: for the sequence of every chunk with `samples_token`, its new tokens, or the exception raised while
-            choosing the first one. There is one token, and one more for each accepted draft.
+        sampled: for the sequence of every chunk with `samples_token`, its new tokens: one, and one more for each
+            accepted draft. An exception that was raised while choosing a token takes its place, and ends them.
         start, seconds: when the pass began, on the engine's clock, and how long it took, choosing tokens included.
         readings: what features have read from logits, by sequence and by the feature's name.
         traffic: what the processes of a split model have sent.
@@ -123,7 +123,7 @@ class ForwardPass:
 
     chunks: list[Chunk]
     padding: list[int]
-    sampled: dict[Sequence, list[SampledToken] | Exception]
+    sampled: dict[Sequence, list[SampledToken | Exception]]
     start: float
     seconds: float
     readings: dict[tuple[Sequence, str], Any] = field(default_factory=dict)

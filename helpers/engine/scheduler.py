@@ -133,9 +133,8 @@ class Scheduler:
 
     def choose_chunks(self, plan: Plan) -> None:
         """Choose which sequences compute how many tokens: running ones first, then those that are admitted."""
-        active = [sequence for sequence in self.running if sequence not in self.held]
-        decoding = [sequence for sequence in active if sequence.is_decode]
-        prefilling = [sequence for sequence in active if not sequence.is_decode]
+        decoding = [sequence for sequence in self.running if sequence.is_decode and sequence not in self.held]
+        prefilling = [sequence for sequence in self.running if not sequence.is_decode and sequence not in self.held]
         if not self.mixed:
             self._take_turns(plan, decoding, prefilling)
             return
@@ -177,21 +176,19 @@ class Scheduler:
 
     def _admit(self, plan: Plan) -> None:
         """Admit sequences in the policy's order until one does not fit: a later one must not overtake it."""
-        free_rows, left, admitted = self.max_rows - len(self.running), self.max_tokens_per_step - plan.tokens, []
+        free_rows, left = self.max_rows - len(self.running), self.max_tokens_per_step - plan.tokens
         if free_rows <= 0 or not self.waiting:
             return
-        for sequence in itertools.islice(self.policy.order(self.waiting, self.running), free_rows):
-            if sequence not in self.waiting or sequence in admitted:
+        for sequence in list(itertools.islice(self.policy.order(self.waiting, self.running), free_rows)):
+            if sequence not in self.waiting:
                 raise ValueError(f"The policy admits sequence {sequence.label!r}, which is not waiting.")
             tokens = self._num_tokens(len(sequence.token_ids) - self.memory.cached_tokens(sequence), left)
             if tokens == 0 or not self.memory.allocate(sequence, tokens):
                 break
-            admitted.append(sequence)
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
             plan.chunks.append(Chunk(sequence, tokens, self.memory.block_table(sequence)))
             left -= tokens
-        for sequence in admitted:
-            self.waiting.remove(sequence)
-        self.running += admitted
 
     def update(self, plan: Plan, output: RunnerOutput) -> list[Sequence]:
         """Apply the results of an iteration: computed tokens, new tokens and errors.
@@ -218,12 +215,12 @@ class Scheduler:
 
     def _settle(self, chunk: Chunk, done: ForwardPass) -> None:
         """Apply the results of a forward pass to one sequence."""
-        sequence, sampled, reason, error = chunk.sequence, done.sampled.get(chunk.sequence, []), None, None
+        sequence, reason, error = chunk.sequence, None, None
         sequence.computed = chunk.end
         try:
-            if isinstance(sampled, Exception):
-                raise sampled
-            for number, token in enumerate(sampled):
+            for number, token in enumerate(done.sampled.get(sequence, [])):
+                if isinstance(token, Exception):
+                    raise token
                 sequence.computed = chunk.end + number  # this many drafts are accepted, and so computed
                 reason = sequence.append(token.token_id, done.start + done.seconds, token.logprobs)
                 if reason is not None:

@@ -9,7 +9,7 @@ import contextlib
 import random
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -33,7 +33,6 @@ class EngineRequest:
         priority: for the policy "priority"; a smaller number is more urgent.
         arrival: when it was added, in seconds on the engine's clock.
         end_token_ids: the tokens that end an output.
-        own_seed: the seed of its random draws, unless the parameters have one.
         indices: the outputs to generate, as numbers from 0.
         features: those that the request needs (`hooks.py`).
         options: further arguments of `add_request`, which features read.
@@ -50,13 +49,17 @@ class EngineRequest:
     priority: int = 0
     arrival: float = 0.0
     end_token_ids: frozenset[int] = frozenset()
-    own_seed: int = field(default_factory=partial(random.getrandbits, 63))
     indices: tuple[int, ...] = (0,)
     features: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
     salt: bytes = b""
     sequences: "list[Sequence]" = field(default_factory=list, repr=False)
+
+    @cached_property
+    def seed(self) -> int:
+        """The seed of its random draws: that of its parameters, or a random one."""
+        return random.getrandbits(63) if self.params.seed is None else int(self.params.seed)
 
 
 class Sequence:
@@ -68,7 +71,6 @@ class Sequence:
         max_tokens: the most tokens to generate.
         index: which of the request's outputs this is, from 0.
         request: what it shares with the other sequences of its request; a new one if omitted.
-        computed, waited: see the attributes.
         shared: attributes of the new `EngineRequest`.
 
     Attributes:
@@ -84,20 +86,12 @@ class Sequence:
     """
 
     def __init__(
-        self,
-        request_id: Hashable,
-        token_ids: list[int],
-        max_tokens: int,
-        index: int = 0,
-        request: EngineRequest | None = None,
-        computed: int = 0,
-        waited: int = 0,
-        **shared,
+        self, request_id: Hashable, token_ids: list[int], max_tokens: int, index: int = 0, request=None, **shared
     ):
         self.request = request or EngineRequest(request_id, max_tokens, prompt_tokens=len(token_ids), **shared)
         self.request.sequences.append(self)
         self.index, self.token_ids = index, token_ids
-        self.computed, self.waited, self.number = computed, waited, 0
+        self.computed = self.waited = self.number = 0
         self.block_hashes: list[bytes] = []
         self.detokenizer: IncrementalDetokenizer | None = None
         self.token_times: list[float] = []
@@ -131,8 +125,7 @@ class Sequence:
 
     def end(self, reason: str, error: BaseException | None = None) -> None:
         """Set the finish reason, with the error if there is one, and complete the text."""
-        self.error = error and f"{type(error).__name__}: {error}"
-        self.finish_reason = reason
+        self.finish_reason, self.error = reason, error and f"{type(error).__name__}: {error}"
         if self.detokenizer is not None:
             with contextlib.suppress(Exception):  # fails only after a token has, and that is the error
                 self.detokenizer.finish()

@@ -6,7 +6,7 @@ Without this check, a request that is too long would fail in an iteration, along
 import contextlib
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from ..detokenizer import check_encoding
@@ -54,19 +54,18 @@ class RequestValidator:
         token_ids = self._token_ids(prompt)
         return token_ids, self.check_counts(len(token_ids), params)
 
-    def features_for(self, params: SamplingParams, options: Mapping[str, Any] | None = None) -> tuple[Feature, ...]:
-        """Return the features that take part in a request.
+    def features_for(self, params: SamplingParams, options: Iterable[str] = ()) -> tuple[Feature, ...]:
+        """Return the features that take part in a request with these parameters, and options of these names.
 
         Raises:
             ValueError: an option belongs to no feature of this engine.
         """
-        needs, options = params.needs, options or {}
         if unknown := set(options).difference(*(feature.options for feature in self.features)):
             raise ValueError(f"This engine has no feature that takes {sorted(unknown)[0]!r}: leave it out.")
         return tuple(
             feature
             for feature in self.features
-            if feature.in_all_requests or feature.name in needs or not feature.options.isdisjoint(options)
+            if feature.in_all_requests or feature.name in params.needs or not feature.options.isdisjoint(options)
         )
 
     def check_counts(self, prompt_tokens: int, params: SamplingParams) -> int:

@@ -220,5 +220,4 @@ class Beams(SharedPrompt):
         return super().may_join(first) or first in self.scheduler.held
 
 
-def attach(engine: EngineCore) -> Beams:
-    return Beams(engine)
+attach = Beams

@@ -57,5 +57,4 @@ class SharedPrompt(Feature):
                 self.scheduler.resume(other)
 
 
-def attach(engine: EngineCore) -> SharedPrompt:
-    return SharedPrompt(engine)
+attach = SharedPrompt

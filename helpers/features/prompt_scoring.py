@@ -68,5 +68,4 @@ def scored_tokens(chunk: Chunk) -> range:
     return range(first, min(chunk.end + 1, chunk.sequence.prompt_tokens))
 
 
-def attach(engine: EngineCore) -> PromptScoring:
-    return PromptScoring(engine)
+attach = PromptScoring

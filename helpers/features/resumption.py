@@ -51,5 +51,4 @@ class Resumption(Feature):
                     )
 
 
-def attach(engine: EngineCore) -> Resumption:
-    return Resumption(engine)
+attach = Resumption

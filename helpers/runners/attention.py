@@ -159,9 +159,8 @@ def attend_one(query, key, value, mask, settings: AttentionSettings) -> torch.Te
         # With a single bfloat16 query, CPUs take half the time if all keys and values are converted to float32.
         mask = None if mask is None else mask.float()
         return attend_one(query.float(), key.float(), value.float(), mask, settings).to(query.dtype)
-    grouped = query.shape[0] > key.shape[0]
     causal = mask is None and query.shape[1] > 1  # PyTorch skips the keys that are hidden
-    how = {"is_causal": causal, "scale": settings.scaling, "enable_gqa": grouped}
+    how = {"is_causal": causal, "scale": settings.scaling, "enable_gqa": query.shape[0] > key.shape[0]}
     return scaled_dot_product_attention(query[None], key[None], value[None], mask, **how)[0]
 
 

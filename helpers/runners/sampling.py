@@ -30,7 +30,7 @@ class BatchSampler:
     def __init__(self):
         self._rules: WeakKeyDictionary[Sequence, list[LogitsRule]] = WeakKeyDictionary()
 
-    def sample(self, chunks: list[Chunk], logits: torch.Tensor) -> dict[Sequence, list[SampledToken] | Exception]:
+    def sample(self, chunks: list[Chunk], logits: torch.Tensor) -> dict[Sequence, list[Choice]]:
         """Return new tokens for every chunk with `samples_token`: one, and one more for each accepted draft token.
 
         Args:
@@ -38,8 +38,7 @@ class BatchSampler:
             logits: [sum of `num_logits`, vocabulary], in the order of the chunks.
 
         Returns:
-            The tokens of each of these sequences, or the exception that was raised while choosing the first one. A
-            later exception ends the tokens: the next pass chooses that token first.
+            The tokens of each of these sequences. An exception that was raised while choosing one is the last of them.
         """
         pending, end = [], 0  # the chunks, each with the row of the logits after its newest token
         for chunk in chunks:
@@ -48,29 +47,16 @@ class BatchSampler:
                 pending.append((chunk, end - 1 - len(chunk.draft_token_ids)))
         greedy = any(chunk.sequence.params.temperature == 0 for chunk, _ in pending)
         best = logits.float().argmax(dim=-1).tolist() if greedy else []  # in bfloat16 it would be slow on a CPU
-        choices = self._choose(pending, 0, logits, best)
-        sampled = {
-            chunk.sequence: choice if isinstance(choice, Exception) else [choice]
-            for (chunk, _), choice in zip(pending, choices, strict=True)
-        }
-        if any(chunk.draft_token_ids for chunk, _ in pending):
-            self._verify_drafts(pending, choices, logits, best, sampled)
+        sampled, depth = {chunk.sequence: [] for chunk, _ in pending}, 0  # how many draft tokens are accepted
+        while pending:
+            choices = zip(pending, self._choose(pending, depth, logits, best), strict=True)
+            pending = []
+            for (chunk, row), choice in choices:
+                sampled[chunk.sequence].append(choice)
+                if isinstance(choice, SampledToken) and chunk.draft_token_ids[depth : depth + 1] == [choice.token_id]:
+                    pending.append((chunk, row))  # another token follows the draft
+            depth += 1
         return sampled
-
-    def _verify_drafts(self, pending, choices: list[Choice], logits: torch.Tensor, best: list[int], sampled) -> None:
-        """Extend the tokens of each sequence for as long as its draft has the token that was chosen."""
-        for depth in itertools.count(1):  # how many draft tokens are accepted
-            pending = [
-                (chunk, row)
-                for (chunk, row), choice in zip(pending, choices, strict=True)
-                if isinstance(choice, SampledToken) and chunk.draft_token_ids[depth - 1 : depth] == [choice.token_id]
-            ]
-            if not pending:
-                return
-            choices = self._choose(pending, depth, logits, best)
-            for (chunk, _), choice in zip(pending, choices, strict=True):
-                if isinstance(choice, SampledToken):
-                    sampled[chunk.sequence].append(choice)
 
     def _choose(self, pending: list, depth: int, logits: torch.Tensor, best: list[int]) -> list[Choice]:
         """Return a choice for each (chunk, row after its newest token), of whose drafts `depth` tokens are accepted."""
@@ -118,8 +104,7 @@ class BatchSampler:
             probabilities = probabilities_of(scores if all_drawn else scores[drawn], [params[row] for row in drawn])
             for row, shares in zip(drawn, probabilities, strict=True):
                 sequence = chunks[row].sequence
-                seed = sequence.request.own_seed if params[row].seed is None else int(params[row].seed)
-                key = (seed + sequence.index) % 2**63, sequence.generated + depth
+                key = (sequence.request.seed + sequence.index) % 2**63, sequence.generated + depth
                 numbers = (random_number(*key, attempt) for attempt in itertools.count())
                 try:
                     token_ids[row] = draw_from_top(shares, float(params[row].top_p), numbers)

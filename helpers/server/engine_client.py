@@ -143,9 +143,7 @@ class EngineClient(ABC):
         options = {} if adapter is None else {"adapter": adapter}
         engine_ids = engine_request_ids(response_id, len(prompts), params.n)
         stream = ResponseStream(engine_ids, params.n, accepted, deadline, self.cancel)
-        stream.on_close = weakref.finalize(
-            stream, self.output_budget.release, reserved
-        )  # at the latest when it is lost
+        stream.on_close = weakref.finalize(stream, self.output_budget.release, reserved)  # at the latest if it is lost
         prompt_token_ids = [token_ids for token_ids, _ in validated]
         for number, (engine_id, token_ids) in enumerate(zip(engine_ids, prompt_token_ids, strict=True)):
             self._streams[engine_id], self._num_unfinished[engine_id] = stream, params.n

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
 
 from ..engine import EngineCore, Prompt, SamplingParams
+from ..engine.sequence import GREEDY
 from .prompt_length import check_length
 
 LONG = 8192  # characters or token ids of a request: about 10 ms of tokenization
@@ -52,7 +53,7 @@ class PromptTokenizer:
         Raises:
             ValueError: a prompt whose characters cannot fit into the model's context.
         """
-        return await self._run(self._thread_for([prompt]), self._tokenize, [prompt])
+        return await self._run(self._thread_for([prompt]), self._tokenize, prompt)
 
     def _thread_for(self, prompts: list[PromptSource], others: int = 0) -> ThreadPoolExecutor:
         length = others + sum(len(prompt) if isinstance(prompt, Sized) else LONG for prompt in prompts)
@@ -65,17 +66,17 @@ class PromptTokenizer:
         return [feature for feature in self._engine.validator.features if feature.name == "structured_outputs"]
 
     def _validate(self, prompts: list[PromptSource], params: SamplingParams) -> list[tuple[list[int], int]]:
-        validated = []
-        for prompt in prompts:
-            made = prompt() if callable(prompt) else prompt
-            check_length(self._engine.validator, made, params)
-            validated.append(self._engine.validator.validate(made, params))
-        return validated
+        return [self._engine.validator.validate(self._make(prompt, params), params) for prompt in prompts]
 
-    def _tokenize(self, prompts: list[PromptSource]) -> list[int]:
-        (made,) = (prompt() if callable(prompt) else prompt for prompt in prompts)
-        check_length(self._engine.validator, made)
+    def _tokenize(self, prompt: PromptSource) -> list[int]:
+        made = self._make(prompt)
         return self._engine.tokenizer(made)["input_ids"] if isinstance(made, str) else made
+
+    def _make(self, source: PromptSource, params: SamplingParams = GREEDY) -> Prompt:
+        """Return a prompt whose characters may fit into the model's context."""
+        prompt = source() if callable(source) else source
+        check_length(self._engine.validator, prompt, params)
+        return prompt
 
     def shutdown(self) -> None:
         """End the threads once they have validated what they have begun with; compilation is cancelled."""

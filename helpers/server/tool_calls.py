@@ -9,7 +9,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..detokenizer import StopStringSearch
 from ..server.output_delta import OutputDelta
 from .formats import ChatFormatter
 from .tools import ToolUse
@@ -50,12 +49,11 @@ class ToolCallParser:
 
     def __init__(self, use: ToolUse):
         notation = use.notation
-        self.num_calls, self._notation, self._unread, self._new_text = 0, notation, "", ""
+        self.num_calls, self._notation, self._unread = 0, notation, ""
         is_auto = use.choice == "auto"
         self._read = self._read_text if is_auto else self._read_name
         # What is before the name of the next call; a text may take white space before the trigger.
         self._opening = notation.begin[notation.begin.index(notation.trigger) if is_auto else 0 :]
-        self._search, self._num_shown = StopStringSearch([notation.trigger]), 0
         self._json_end = JSONEnd()
 
     def push(self, text: str, is_last: bool) -> dict[str, Any]:
@@ -69,7 +67,6 @@ class ToolCallParser:
             What is new, as in OpenAI's chunks: "content" if there is text, and "tool_calls" if there are calls.
         """
         self._unread += text
-        self._new_text = text
         content, calls = "", defaultdict(dict)
         while (new := self._read()) is not None:
             if isinstance(new, str):
@@ -84,14 +81,15 @@ class ToolCallParser:
     # Each of these reads one part and returns what is new, or None if it needs more text.
 
     def _read_text(self) -> str | None:
-        trigger = self._search.extend(self._new_text)
-        self._new_text = ""
-        end = len(self._unread) - self._search.num_held_back if trigger is None else trigger - self._num_shown
-        content, self._unread = self._unread[:end], self._unread[end:]
-        self._num_shown += end
-        if trigger is not None:
-            self._read = self._read_name
-        return content if content or trigger is not None else None
+        trigger = self._notation.trigger
+        content, found, rest = self._unread.partition(trigger)
+        if found:
+            self._unread, self._read = trigger + rest, self._read_name
+            return content
+        held_back = next(number for number in reversed(range(len(trigger))) if content.endswith(trigger[:number]))
+        end = len(content) - held_back
+        content, self._unread = content[:end], content[end:]
+        return content or None
 
     def _read_name(self) -> dict[str, Any] | None:
         name, found, rest = self._unread.removeprefix(self._opening).partition(self._notation.middle)

@@ -134,10 +134,10 @@ def check_state(engine: EngineCore) -> None:
         assert Counter(block for table in blocks.tables.values() for block in table) == Counter(
             {block: count for block, count in enumerate(blocks.references) if count}
         )
-        free = blocks._free._free
         used = [block for block, count in enumerate(blocks.references) if count]
-        assert sorted([*free, *used, *blocks._cached]) == list(range(blocks.num_blocks)), "a block is lost, or twice"
-        assert len(blocks._free) == len(free) and not blocks.copies
+        places = sorted([*blocks._free, *used, *blocks._cached])
+        assert places == list(range(blocks.num_blocks)), "a block is lost, or twice"
+        assert not blocks.copies
         assert {block: digest for digest, block in blocks._block_of.items()} == blocks._hash_of
         assert set(blocks._cached) <= set(blocks._hash_of)
 

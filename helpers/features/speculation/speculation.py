@@ -63,10 +63,8 @@ class Speculation(Feature):
                 chunk.add_drafts(token_ids[: self.scheduler.memory.allocate_drafts(chunk.sequence, len(token_ids))])
 
     def settle(self, chunk, done):
-        sampled = done.sampled.get(chunk.sequence)
-        if chunk.draft_token_ids and isinstance(sampled, list):
-            self.observe(chunk.sequence, len(chunk.draft_token_ids), len(sampled) - 1)
         if chunk.draft_token_ids:
+            self.observe(chunk.sequence, len(chunk.draft_token_ids), len(done.sampled[chunk.sequence]) - 1)
             self.scheduler.memory.trim(chunk.sequence)
 
     def propose(self, sequences: Seq[Sequence], limits: Seq[int], budget: int) -> list[list[int]]:

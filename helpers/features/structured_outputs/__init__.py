@@ -48,5 +48,4 @@ class StructuredOutputsFeature(Feature):
         return GrammarState(sequence.request.notes[self.name], sequence.prompt_tokens)
 
 
-def attach(engine: EngineCore) -> StructuredOutputsFeature:
-    return StructuredOutputsFeature(engine)
+attach = StructuredOutputsFeature

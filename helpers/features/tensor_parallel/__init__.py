@@ -25,13 +25,10 @@ class TensorParallelism(Feature):
         self.engine = engine
 
     def finished(self, sequence):
-        runner, scheduler = self.engine.runner, self.engine.scheduler
+        runner = self.engine.runner
         if getattr(runner, "has_lost_keys", False):
             runner.has_lost_keys = False
-            for other in reversed(list(scheduler.running)):
-                scheduler.preempt(other)
-                self.engine.trace.free([other.label])
-            self.engine.block_manager.forget_cached()
+            self.engine.forget_keys()
 
 
 def attach(engine: EngineCore) -> TensorParallelism | None:

@@ -31,5 +31,4 @@ class TokenRulesFeature(Feature):
         return rule if rule.changes_scores else None
 
 
-def attach(engine: EngineCore) -> TokenRulesFeature:
-    return TokenRulesFeature(engine)
+attach = TokenRulesFeature
