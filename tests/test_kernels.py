@@ -106,7 +106,9 @@ def test_bfloat16_is_rounded_to_nearest_even():
 
 @needs_kernels
 @in_both_dtypes
-@pytest.mark.parametrize(("order", "inputs", "rows"), [*((o, 99, 70) for o in ["packed", *ORDERS]), ("packed", 4096, 300)])
+@pytest.mark.parametrize(
+    ("order", "inputs", "rows"), [*((order, 99, 70) for order in ["packed", *ORDERS]), ("packed", 4096, 300)]
+)
 def test_the_result_of_a_row_does_not_depend_on_the_other_rows(dtype, tolerance, order, inputs, rows):
     """300 rows of 4,096 inputs do not fit in a second-level cache. Each call packs the weight, so those are few."""
     weight, x = torch.randn(100, inputs).to(dtype), torch.randn(rows, inputs).to(dtype)

@@ -233,13 +233,14 @@ class BlockManager:
 
     def _register(self, sequence: Sequence) -> None:
         """Register the full blocks that were computed since the last call, so that other sequences can share them."""
-        if not self.prefix_caching or sequence not in self.tables:
+        registered, full = self._registered.get(sequence, 0), sequence.computed // self.block_size
+        if full <= registered or not self.prefix_caching or sequence not in self.tables:
             return
         table, hashes = self.tables[sequence], self._hashes(sequence, sequence.computed)
-        for place in range(self._registered.get(sequence, 0), len(hashes)):
+        for place in range(registered, full):
             if hashes[place] not in self._block_of:
                 self._block_of[hashes[place]], self._hash_of[table[place]] = table[place], hashes[place]
-        self._registered[sequence] = len(hashes)
+        self._registered[sequence] = full
 
     # --- blocks change state ------------------------------------------------------------------------------------
 
