@@ -140,10 +140,10 @@ static inline Four sum(Floats a, Floats b, Floats c, Floats d) {
 // e^x to about one unit in the last place, for x up to 88; 0 below -87. NaN stays NaN. x = n ln 2 + r, and a polynomial
 // (Cephes) approximates e^r.
 static inline Floats exp(Floats x) {
-  const float rounder = 12582912;  // 1.5 * 2^23: adding it rounds to an integer
 #if defined(__AVX512F__)
   Floats n = bit_cast<Floats>(_mm512_roundscale_ps(bit_cast<__m512>(x * 1.44269504f), 0));
 #else
+  const float rounder = 12582912;  // 1.5 * 2^23: adding it rounds to an integer
   Floats n = x * 1.44269504f + rounder - rounder;
 #endif
   Floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
