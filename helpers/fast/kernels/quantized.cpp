@@ -9,8 +9,8 @@
 // makes pairs of bfloat16 numbers.
 //
 // For more than CONVERTED rows, a panel is converted once, into a buffer that stays in the cache. The sums are the same and
-// have the same order, so the numbers of a row do not depend on the other rows of the batch. Matrix registers (tiles.h) always
-// multiply by a converted panel, because their order is another one.
+// have the same order, so the numbers of a row do not depend on the other rows of the batch. Matrix registers (tiles.h) multiply
+// by a converted panel, in another order. Where these are used, vectors multiply few rows in their order.
 
 #include <algorithm>
 
@@ -25,6 +25,7 @@
 constexpr int ROWS = LANES == 16 ? 8 : 4;  // see linear.cpp
 constexpr int VECTORS = 2;
 constexpr int CONVERTED = 8 * ROWS;  // up to here, converting a panel again for every ROWS rows takes less time
+constexpr int IN_VECTORS = 4;         // up to here, vectors are faster than matrix registers
 constexpr long AHEAD = 4096;  // bytes
 
 // Return the integers of one input as floats: shifts move them to the top of the word and back, with their sign.
@@ -128,13 +129,59 @@ static int multiply_rows(long rows, const Word* x, const uint32_t* w, const Scal
 // Convert a panel [words, PANEL] to [steps, PANEL].
 template <int BITS, int STEPS, typename Vector> static void convert(const uint32_t* w, uint32_t* converted, long words) {
   for (long k = 0; k < words; k++)
-    for (int c = 0; c < PANEL; c += LANES)
+    for (int c = 0; c < PANEL; c += LANES) {
+      __builtin_prefetch((const char*)(w + k * PANEL + c) + AHEAD, 0, PREFETCH_ONCE);
 #pragma GCC unroll 8
       for (int n = 0; n < STEPS; n++) {
         Vector weights;
         weights_of<BITS>(load_words(w + k * PANEL + c), n, &weights);
         memcpy(converted + (k * STEPS + n) * PANEL + c, &weights, sizeof weights);
       }
+    }
+}
+
+// Multiply R rows by a panel w [words, PANEL] in the order of matrix registers: the products of even and of odd inputs of a
+// tile are summed apart, and then both are added.
+template <int R, int BITS, typename Scale>
+static void multiply_in_their_order(const uint32_t* x, const uint32_t* w, const Scale* scales, const uint16_t* bias,
+                                    uint16_t* y, Sizes sizes, long columns) {
+  constexpr int STEPS = 16 / BITS;
+  Floats totals[R][VECTORS] = {};
+  for (long group = 0; group < sizes.groups; group++) {
+    Floats sums[R][VECTORS] = {};
+    for (long word = 0; word < sizes.group_words; word += TILE / STEPS) {
+      Floats parts[R][VECTORS][2] = {};
+      for (long end = TILE / STEPS; end; end--, w += PANEL, x += STEPS)
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) {
+          Words words = load_words(w + v * LANES);
+          __builtin_prefetch((const char*)(w + v * LANES) + AHEAD, 0, PREFETCH_ONCE);
+#pragma GCC unroll 4
+          for (int n = 0; n < STEPS; n++) {
+            Floats even, odd;
+            if constexpr (BITS == 8) {
+              even = integers<BITS>(words, 2 * n), odd = integers<BITS>(words, 2 * n + 1);
+            } else {
+              Words pairs;
+              weights_of<BITS>(words, n, &pairs);
+              even = bit_cast<Floats>(pairs << 16), odd = bit_cast<Floats>(pairs & 0xffff0000u);
+            }
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+              uint32_t inputs = x[r * sizes.steps + n];
+              parts[r][v][0] += even * bit_cast<float>(inputs << 16);
+              parts[r][v][1] += odd * bit_cast<float>(inputs & 0xffff0000u);
+            }
+          }
+        }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
+        for (int v = 0; v < VECTORS; v++) sums[r][v] += parts[r][v][0] + parts[r][v][1];
+    }
+    for (int r = 0; r < R; r++)
+      for (int v = 0; v < VECTORS; v++) totals[r][v] += sums[r][v] * load(scales + group * PANEL + v * LANES);
+  }
+  for (int r = 0; r < R; r++) store_sums<VECTORS>(totals[r], bias, y + r * sizes.step, columns);
 }
 
 // Multiply rows by a converted panel in tiles.
@@ -171,14 +218,18 @@ static Range quantized_share(const Number* x, const Linear<Number>& layer, Numbe
   if (tiles) configure_tiles(rows);
   for (long c = own.begin; c < own.end; c += PANEL) {
     const uint32_t* panel = (const uint32_t*)layer.weight + c * words;
-    if (tiles || rows > CONVERTED) convert<BITS, STEPS, Vector>(panel, converted, words);
+    if (tiles ? rows > IN_VECTORS : rows > CONVERTED) convert<BITS, STEPS, Vector>(panel, converted, words);
     for (long d = c; d < std::min(c + PANEL, own.end); d += VECTORS * LANES) {
       const long columns = std::min<long>(VECTORS * LANES, own.end - d);
       const Scale* scale = (const Scale*)layer.scales + c * layer.groups + d - c;
       const Number* bias = layer.bias ? layer.bias + d : nullptr;
       if constexpr (PER_STEP == 2)
         if (tiles) {
-          multiply_in_tiles((const uint32_t*)x, converted, scale, bias, y + d, rows, sizes, columns);
+          static constexpr decltype(&multiply_in_their_order<1, BITS, Scale>) of_rows[IN_VECTORS] = {
+              multiply_in_their_order<1, BITS, Scale>, multiply_in_their_order<2, BITS, Scale>,
+              multiply_in_their_order<3, BITS, Scale>, multiply_in_their_order<4, BITS, Scale>};
+          if (rows <= IN_VECTORS) of_rows[rows - 1](inputs, panel, scale, bias, y + d, sizes, columns);
+          else multiply_in_tiles(inputs, converted, scale, bias, y + d, rows, sizes, columns);
           continue;
         }
       long r = 0;
@@ -228,7 +279,7 @@ static void dequantize(const uint32_t* w, const void* scales, Number* weight, lo
   else dequantize<4>(w, (const uint16_t*)scales, weight, in, out, groups, threads);
 }
 
-extern "C" int rows_without_buffer() { return may_use_tiles() ? 0 : CONVERTED; }
+extern "C" int rows_without_buffer() { return may_use_tiles() ? IN_VECTORS : CONVERTED; }
 extern "C" int panel_outputs() { return PANEL; }
 
 // x [rows, in], y [rows, out]; buffers [threads, in, PANEL], used for more than `rows_without_buffer` rows. The layer's weight
