@@ -9,8 +9,8 @@
 // makes pairs of bfloat16 numbers.
 //
 // For more than CONVERTED rows, a panel is converted once, into a buffer that stays in the cache. The sums are the same and
-// have the same order, so the numbers of a row do not depend on the other rows of the batch. Matrix registers (tiles.h) multiply
-// by a converted panel, in another order. Where these are used, vectors multiply few rows in their order.
+// have the same order, so the numbers of a row do not depend on the other rows of the batch. Matrix registers (tiles.h)
+// multiply by a converted panel, in another order. Where these are used, vectors multiply few rows in their order.
 
 #include <algorithm>
 
