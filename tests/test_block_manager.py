@@ -134,6 +134,16 @@ def test_the_least_recently_used_block_is_evicted_first_and_of_a_sequence_the_la
     assert left == [(4, 4), (4, 4), (2, 4), (2, 4), (0, 4), (0, 4), (0, 2)]
 
 
+def test_a_sequence_that_is_recomputed_is_shared_again_although_its_blocks_were_evicted():
+    blocks, one, other = BlockManager(3, 2), sequence("aabbc"), sequence("xxyyz")
+    for preempted in (one, other):
+        compute(blocks, preempted)
+        blocks.free(preempted)
+    compute(blocks, one)
+    generate(blocks, one, "d")
+    assert blocks.cached_tokens(sequence("aabb!")) == 4
+
+
 # --- costs ------------------------------------------------------------------------------------------------------------
 
 
