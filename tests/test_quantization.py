@@ -162,6 +162,21 @@ def test_the_kernel_multiplies_by_the_rounded_weight_and_no_row_depends_on_the_o
 
 @needs_kernels
 @in_both_formats
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_few_rows_are_summed_in_the_order_of_many(dtype, weights):
+    """All products cancel. What is left are the roundings of the sums, so any other order shows."""
+    layer, x = layer_of(512, 70, "Linear without bias", dtype), torch.randn(80, 256).to(dtype)
+    layer.weight[:, 256:] = layer.weight[:, :256]
+    quantized, x = QuantizedLinear(layer, weights), torch.cat([x, -x], dim=1)
+    many = multiply_quantized(quantized, x)
+    assert many.count_nonzero() > many.numel() / 10
+    for rows in range(1, 9):
+        assert torch.equal(multiply_quantized(quantized, x[:rows]), many[:rows]), rows
+
+
+@needs_kernels
+@in_both_formats
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
 @torch.no_grad()
 def test_the_dequantized_weight_has_the_bits_of_pytorchs(dtype, tolerance, weights):

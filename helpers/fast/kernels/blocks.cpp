@@ -169,6 +169,8 @@ static void compute_blocks(const Block<Number>* blocks, long num_blocks, const S
   }
 }
 
+extern "C" int few_rows() { return FEW_ROWS; }
+
 // hidden [rows, size], without the last block's update [rows, size]. slots [rows]; cos, sin [rows, rotated] or null.
 // buffers: [rows, heads and kv_heads * dim twice, up to three times `inner`, `size` twice for each thread].
 #define BLOCKS(dtype, Number)                                                                                            \

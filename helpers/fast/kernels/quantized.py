@@ -11,7 +11,6 @@ from .linear import Linear
 
 ARGUMENTS = (c_void_p,) * 4 + (c_long, c_int)
 DEQUANTIZE_ARGUMENTS = (c_void_p,) * 3 + (c_long,) * 3 + (c_int,) * 3
-FEW_ROWS = 8  # that each thread rounds for itself (blocks.cpp)
 INTEGER_ARGUMENTS = (c_void_p,) * 5 + (c_long, c_int)
 
 
@@ -70,7 +69,7 @@ def quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
 
 def rounding_buffers(rows: int, inputs: int, copies: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """Return buffers for rounded rows, at least this many copies of few rows: integers, and a scale and a sum each."""
-    rows = max(copies * FEW_ROWS, rows)
+    rows = max(copies * library().few_rows(), rows)
     integers = torch.empty(rows, inputs, dtype=torch.int8, device="cpu")
     return integers, torch.empty(rows, 2, dtype=torch.int32, device="cpu")
 

@@ -49,12 +49,11 @@ static inline void store(float* y, Floats x) { memcpy(y, &x, sizeof x); }
 static inline void store(uint16_t* y, Floats x) {
 #if defined(__AVX512BF16__)
   auto converted = _mm512_cvtneps_pbh(bit_cast<__m512>(x));
-  memcpy(y, &converted, sizeof converted);
-  return;
-#endif
+#else
   Words word = bit_cast<Words>(x);
-  Halves rounded = __builtin_convertvector((word + 0x7fff + (word >> 16 & 1)) >> 16, Halves);
-  memcpy(y, &rounded, sizeof rounded);
+  Halves converted = __builtin_convertvector((word + 0x7fff + (word >> 16 & 1)) >> 16, Halves);
+#endif
+  memcpy(y, &converted, sizeof converted);
 }
 
 // What products are made of. A word has 32 bits: one float32, or the bfloat16 numbers of two neighboring inputs.
