@@ -17,7 +17,6 @@ from .engine_thread import EngineThread
 from .http_errors import HANDLED, error_response
 from .live_view import LiveView
 from .middleware import BodyLimit, Refuse, StatusCount, missing_key, no_room, unknown_host
-from .reference import version
 from .server_metrics import ServerMetrics
 
 
@@ -62,7 +61,7 @@ def make_app(
         yield
         await engine_client.stop()
 
-    app = FastAPI(title="Continuous batching", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Continuous batching", version=addresses.version(), lifespan=lifespan, redoc_url=None)
     state, metrics = app.state, ServerMetrics(engine_client)
     state.engine, state.engine_client, state.metrics = engine, engine_client, metrics
     state.live_view, state.started = LiveView(engine_client), int(time.time())
