@@ -16,7 +16,6 @@ class EngineConfig:
     Attributes:
         max_batch_size: the number of rows: how many sequences run at once.
         max_tokens_per_step: the most tokens that an iteration computes, decodes and prefills together.
-        max_output_tokens: the most tokens of an output; None for no limit other than the model's context.
         policy: a name in `engine.POLICIES`, or an object with a method `order`.
         mixed_batches: whether prefills and decodes share an iteration; otherwise they take turns.
         chunked_prefill: whether a prompt may be computed in chunks; otherwise it is computed in a single iteration.
@@ -68,7 +67,6 @@ class EngineConfig:
 
     max_batch_size: int = 8
     max_tokens_per_step: int = 512
-    max_output_tokens: int | None = None
     policy: str | Any = "fcfs"
     mixed_batches: bool = True
     chunked_prefill: bool = True
@@ -98,7 +96,7 @@ class EngineConfig:
             "tensor_parallel_size",
             "num_speculative_tokens",
         )
-        limits = ("max_output_tokens", "num_blocks", "trace_length")
+        limits = ("num_blocks", "trace_length")
         for name in counts + tuple(name for name in limits if getattr(self, name) is not None):
             AT_LEAST_ONE.check(name, getattr(self, name))
         for name in ("mixed_batches", "chunked_prefill", "prefix_caching", "batch_invariant"):

@@ -58,8 +58,8 @@ class SamplingParams:
     Names and meanings are vLLM's. The defaults of two parameters are not: temperature is 0, and max_tokens is None.
 
     Attributes:
-        max_tokens: generate at most this many tokens; None for as many as the model's context (or the engine's limit)
-            has room for. 0 only scores the prompt and requires `prompt_logprobs`.
+        max_tokens: generate at most this many tokens; None for as many as the model's context has room for. 0 only
+            scores the prompt and requires `prompt_logprobs`.
         temperature: 0 takes the best token; above 0, logits are divided by it before a token is drawn.
         top_k: draw from the k best tokens only; 0 for all.
         top_p: draw from the smallest set of best tokens whose probabilities add up to at least p.

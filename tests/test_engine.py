@@ -270,7 +270,6 @@ def test_a_stream_is_refused_when_it_is_requested_and_not_when_it_is_read():
         ({}, "\ud800", 3, "cannot be encoded"),
         ({}, "abcdefghi", 8, "9 prompt tokens and max_tokens 8, 17 in all, but the model's context is 16"),
         ({}, "abcdefgh" * 2, None, "16 prompt tokens, but the model's context is 16"),
-        ({"max_output_tokens": 3}, "abcd", 4, "this engine generates at most 3: ask for fewer"),
         ({"chunked_prefill": False, "max_tokens_per_step": 8}, "abcdefghi", 2, "chunked_prefill is off"),
     ],
 )
@@ -287,8 +286,6 @@ def test_a_request_that_cannot_run_is_refused_before_any_step(config, prompt, ma
 
 
 def test_the_largest_requests_that_are_not_refused_run():
-    exact = letters_engine(16, max_output_tokens=3).generate("abcd", SamplingParams(3))
-    assert [output.text for output in exact] == ["efg"]
     whole = letters_engine(16, chunked_prefill=False, max_tokens_per_step=9).generate("abcdefghi", SamplingParams(7))
     assert [len(output.token_ids) for output in whole] == [1]  # EOS
 
@@ -307,11 +304,6 @@ def test_without_max_tokens_an_output_may_fill_the_context_to_the_last_token(ran
     assert outputs[0].token_ids == expected[0, len(ids) :].tolist()
 
 
-def test_max_output_tokens_limits_an_output_without_max_tokens():
-    engine = letters_engine(16, eos=99, max_output_tokens=4)
-    assert [len(output.token_ids) for output in engine.generate(["ab", "abcdefghiabcde"])] == [4, 2]
-
-
 def test_a_model_whose_context_has_no_end_needs_a_limit():
     model = families.build(next(family for family in families.FAMILIES if family.name == "bloom"))
     pair = model, families.tokenizer()
@@ -319,10 +311,6 @@ def test_a_model_whose_context_has_no_end_needs_a_limit():
         Engine(*pair).add_request("The quick brown fox")
     (output,) = Engine(*pair).generate("The quick brown fox", SamplingParams(3, ignore_eos=True))
     assert len(output.token_ids) == 3
-    (output,) = Engine(*pair, EngineConfig(max_output_tokens=2)).generate(
-        "The quick brown fox", SamplingParams(ignore_eos=True)
-    )
-    assert len(output.token_ids) == 2
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,14 @@ class RequestValidator:
         """Return how many tokens a request may generate, given the number of its prompt tokens.
 
         Raises:
-            ValueError: the request is too long for the model's context, for the engine's limits or for its memory.
+            ValueError: the request is too long for the model's context or for the engine's memory.
         """
-        context, limit, wanted = self.model.context_length, self.config.max_output_tokens, params.max_tokens
-        room = min(limit or math.inf, (context or math.inf) - prompt_tokens)
+        wanted, room = params.max_tokens, (self.model.context_length or math.inf) - prompt_tokens
         if (1 if wanted is None else wanted) > room:
             raise ValueError(self._why_too_long(prompt_tokens, wanted))
         max_tokens = room if wanted is None else wanted
         if max_tokens == math.inf:
-            raise ValueError("The model's context has no end: set max_tokens, or the engine's max_output_tokens.")
+            raise ValueError("The model's context has no end: set max_tokens.")
         if params.min_tokens > max_tokens:
             raise ValueError(self._why_too_few(prompt_tokens, params.min_tokens, max_tokens))
         if not self._holds_any_request:
@@ -104,13 +103,10 @@ class RequestValidator:
         return token_ids
 
     def _why_too_long(self, prompt_tokens: int, wanted: int | None) -> str:
-        limit, context = self.config.max_output_tokens, self.model.context_length
-        if None not in (limit, wanted) and wanted > limit:
-            return f"max_tokens is {wanted}, but this engine generates at most {limit}: ask for fewer."
         asked = "" if wanted is None else f" and max_tokens {wanted}, {prompt_tokens + wanted} in all"
         return (
-            f"The request has {prompt_tokens} prompt tokens{asked}, but the model's context is {context}: shorten the "
-            f"prompt or ask for fewer tokens."
+            f"The request has {prompt_tokens} prompt tokens{asked}, but the model's context is "
+            f"{self.model.context_length}: shorten the prompt or ask for fewer tokens."
         )
 
     def _why_too_few(self, prompt_tokens: int, min_tokens: int, max_tokens: int) -> str:
