@@ -1,12 +1,11 @@
 """How much text a token can hold: a lower bound on a text's tokens, which refuses long prompts before tokenization."""
 
 import pytest
-from conftest import byte_tokenizer, wrapped
+from conftest import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_detokenizer import TOKENIZERS, Slow, tokenizer_of
-from tokenizers import AddedToken, normalizers, pre_tokenizers
-from tokenizers.models import WordLevel
+from tokenizers import AddedToken, normalizers
 
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.server.prompt_length import TokenLength, check_length
@@ -45,31 +44,7 @@ def test_special_tokens_that_a_normalizer_would_lengthen_are_within_the_bound(no
         assert 0 < TokenLength(tokenizer).least_tokens(text) <= len(tokenizer(text)["input_ids"])
 
 
-def changed(change):
-    tokenizer = byte_tokenizer()
-    change(tokenizer.backend_tokenizer)
-    return wrapped(tokenizer.backend_tokenizer)
-
-
-def test_a_tokenizer_that_may_lose_characters_has_no_bound():
-    def removes_spaces(backend):
-        split = pre_tokenizers.Split(" ", "removed")
-        backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-
-    def strips_the_text(backend):
-        backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
-
-    def takes_the_spaces_before_a_special_token(backend):
-        backend.add_special_tokens([AddedToken("<mask>", lstrip=True)])
-
-    def knows_words_only(backend):
-        backend.model = WordLevel(backend.get_vocab(), unk_token="<eos>")
-
-    losing = (removes_spaces, strips_the_text, takes_the_spaces_before_a_special_token, knows_words_only)
-    for change in losing:
-        tokenizer, text = changed(change), " " * 500 + "<mask>"
-        assert TokenLength(tokenizer).least_tokens(text) == 0, change.__name__
-        assert len(tokenizer(text)["input_ids"]) < len(text) / 13
+def test_a_tokenizer_that_does_not_spell_bytes_has_no_bound():
     letters = tokenizer_of("letters")  # its unknown characters have no token
     for unbounded in (letters, Slow(byte_tokenizer()), None):
         assert TokenLength(unbounded).max_characters is None

@@ -4,24 +4,17 @@ Tokenizing a megabyte takes about a second. But no token holds more characters t
 so the length of a text gives a lower bound on its tokens. vLLM refuses long prompts by the same bound
 (`max_chars_per_token`).
 
-The bound requires a tokenizer that loses no character: it spells unknown characters in bytes, and it removes no spaces.
-For any other tokenizer there is no bound, since one unknown token may stand for a text of any length.
+The bound requires a tokenizer that spells unknown characters in bytes. For any other one there is no bound, since one
+unknown token may stand for a text of any length.
 """
 
 import functools
-import json
 from collections.abc import Sized
-from typing import Any
 
 from ..detokenizer import check_encoding
 from ..engine.sequence import GREEDY, Prompt
 from ..engine.validation import RequestValidator
 from ..sampling_params import SamplingParams
-
-LOSSLESS = {  # these stages of a tokenizer add or replace characters, and remove none
-    "ByteLevel", "Digits", "Lowercase", "Metaspace", "NFC", "NFD", "NFKC", "NFKD", "Prepend", "Punctuation", "Replace",
-    "Sequence", "Split", "UnicodeScripts",
-}  # fmt: skip
 
 
 def check_length(validator: RequestValidator, prompt: Prompt, params: SamplingParams = GREEDY) -> None:
@@ -55,15 +48,18 @@ class TokenLength:
     """
 
     def __init__(self, tokenizer):
+        from tokenizers.pre_tokenizers import ByteLevel  # only here: scheduling needs no tokenizer
+
         backend = getattr(tokenizer, "backend_tokenizer", None)  # of the tokenizers library
-        description = {} if backend is None else json.loads(backend.to_str())
+        vocabulary = {} if backend is None else backend.get_vocab()
+        spellings = set(ByteLevel.alphabet()), {f"<0x{byte:02X}>" for byte in range(256)}
         self._normalizer = None if backend is None else backend.normalizer
         self.max_characters: int | None = None
-        if description and _is_lossless(description, backend.get_vocab()):
+        if any(vocabulary.keys() >= spelling for spelling in spellings):
             # A token of bytes is spelled with one character per byte, and no character has less than a byte. Special
             # tokens are found before normalization, but `least_tokens` normalizes them, too.
-            special = (self._normalized(token["content"]) for token in description["added_tokens"])
-            self.max_characters = max(map(len, [*backend.get_vocab(), *special]))
+            special = (self._normalized(token.content) for token in backend.get_added_tokens_decoder().values())
+            self.max_characters = max(map(len, [*vocabulary, *special]))
 
     def least_tokens(self, text: str) -> int:
         """Return a lower bound on the number of tokens of a text; 0 if there is no bound."""
@@ -74,31 +70,6 @@ class TokenLength:
     def _normalized(self, text: str) -> str:
         """Normalize a text, which may shorten it; this takes a twentieth of the tokenizer's time."""
         return text if self._normalizer is None else self._normalizer.normalize_str(text)
-
-
-def _is_lossless(description: dict[str, Any], vocabulary: dict[str, int]) -> bool:
-    """Return whether a tokenizer, as described by its `tokenizer.json`, keeps every character of a text."""
-    from tokenizers.pre_tokenizers import ByteLevel  # only here: scheduling needs no tokenizer
-
-    stages = [*_stages(description["normalizer"]), *_stages(description["pre_tokenizer"])]
-    kinds = {stage["type"] for stage in stages}
-    bytes_ = ByteLevel.alphabet() if "ByteLevel" in kinds else {f"<0x{byte:02X}>" for byte in range(256)}
-    return (
-        kinds <= LOSSLESS
-        and description["model"]["type"] in ("BPE", "Unigram")  # to others, an unknown word is one token
-        and not any(stage.get("behavior") == "Removed" for stage in stages)
-        and not any(token["lstrip"] or token["rstrip"] for token in description["added_tokens"])  # they take spaces
-        and ("ByteLevel" in kinds or description["model"].get("byte_fallback", False))
-        and vocabulary.keys() >= set(bytes_)
-    )
-
-
-def _stages(stage: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Return a stage of a tokenizer with all stages within it."""
-    if stage is None:
-        return []
-    within = stage.get("normalizers", []) + stage.get("pretokenizers", [])
-    return [stage, *(one for part in within for one in _stages(part))]
 
 
 @functools.lru_cache(maxsize=2)  # a server has one tokenizer
