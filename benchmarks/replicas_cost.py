@@ -23,8 +23,7 @@ import cyclopts
 import httpx
 import psutil
 
-from helpers.load_test import run_load
-from helpers.load_test.prompts import token_ids
+from helpers.load_test import run_load, token_ids
 from helpers.server import launch
 from helpers.server.launch import LaunchedServer
 

@@ -20,9 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from helpers import Engine, EngineConfig, Request, SamplingParams, load_model
-from helpers.load_test import run_load
-from helpers.load_test.lengths import lengths
-from helpers.load_test.prompts import token_ids
+from helpers.load_test import lengths, run_load, token_ids
 from helpers.load_test.report import LoadResult
 from helpers.load_test.sweep import capacity, table
 from helpers.server import launch

@@ -24,12 +24,11 @@ from cyclopts import Parameter
 
 from ..command_line import json_object, latency_limits, make_command, one_value, parse, refuse
 from ..request import Request
-from .lengths import MIXES, lengths
-from .lengths import parse as parse_lengths
 from .load import run_load
-from .prompts import texts, token_ids, words
 from .report import LoadResult
 from .sweep import sweep, table
+from .workload import MIXES, lengths, texts, token_ids, words
+from .workload import parse as parse_lengths
 
 DEFAULT_RATE = 4.0
 ARRIVALS, LENGTHS, FIGURES = "Arrivals", "Lengths", "Figures"
@@ -56,7 +55,6 @@ class LoadOptions:
         closed: instead, this many users who wait for their responses.
         sweep: instead, a series of rates; seven if none is given.
         cv: 0 like a clock, 1 Poisson, above 1 in bursts.
-        think: a user's pause between requests, in seconds.
         requests: requests per test.
         warm_up: requests sent before, not measured.
         seed: of arrivals, lengths and texts.
@@ -83,7 +81,6 @@ class LoadOptions:
     closed: Annotated[int | None, Parameter(group=ARRIVALS)] = None
     sweep: Annotated[list[float] | None, Parameter(group=ARRIVALS, consume_multiple=True, negative_iterable=())] = None
     cv: Annotated[float, Parameter(group=ARRIVALS)] = 1.0
-    think: Annotated[float, Parameter(group=ARRIVALS)] = 0.0
     requests: Annotated[int, Parameter(group=ARRIVALS)] = 100
     warm_up: Annotated[int, Parameter(group=ARRIVALS)] = 0
     seed: Annotated[int, Parameter(group=ARRIVALS)] = 0
@@ -103,8 +100,6 @@ class LoadOptions:
             raise ValueError("--requests is at least 1, and --warm-up at least 0.")
         if self.chat and self.token_ids:
             raise ValueError("--token-ids cannot be combined with --chat: a chat message is text.")
-        if self.think and self.closed is None:
-            raise ValueError("--think requires --closed: in an open loop, users do not wait for responses.")
         if self.picture and not self.picture.endswith(".svg"):
             raise ValueError(f"--picture writes SVG: end the file name with .svg, unlike {self.picture!r}.")
         _ = self.limits
@@ -177,7 +172,7 @@ def _run(options: LoadOptions) -> list[LoadResult]:
         results = sweep(options.url, options.sweep or None, requests, **settings, **arrivals)
         print(table(results))
     elif options.closed is not None:
-        results = [run_load(options.url, requests(0), users=options.closed, think=options.think, **settings)]
+        results = [run_load(options.url, requests(0), users=options.closed, **settings)]
         print(results[0])
     else:
         rate = DEFAULT_RATE if options.rate is None else options.rate

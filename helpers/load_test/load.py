@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from ..metrics import LIMITS
 from ..request import Request
-from .arrivals import arrival_times
 from .client import Client, Prompt, RequestResult
 from .report import LoadResult
+from .workload import arrival_times
 
 T = TypeVar("T")
 # Sends a request, given its number, its intended send time and the clock.
@@ -34,7 +34,6 @@ def run_load(
     cv: float = 1.0,
     seed: int = 0,
     users: int | None = None,
-    think: float = 0.0,
     warm_up: int = 0,
     limits: dict[str, float] | None = None,
     progress: bool = True,
@@ -49,9 +48,8 @@ def run_load(
         requests: `Request`s or (prompt, max_tokens) tuples; a prompt may be a list of token ids.
         rate: for an open loop: requests per second, sent at the times that `arrival_times` returns.
         cv, seed: see `arrival_times`.
-        users: for a closed loop: the number of users. Each user waits for a response before sending the next request.
-        think: seconds between a response and the user's next request. After a request that was not completed, a user
-            waits for at least the server's Retry-After, or one second without it.
+        users: for a closed loop: the number of users. Each user waits for a response before sending the next request;
+            after one that was not completed, also for the server's Retry-After, or one second without it.
         warm_up: how many of the requests are sent before the clock starts. No result includes them.
         limits: the largest "ttft", "tpot" and "e2e" (in seconds) of a request that counts as good.
         progress: show a progress bar if stderr is a terminal.
@@ -61,7 +59,7 @@ def run_load(
         ConnectionError, PermissionError: see `Client`.
         ValueError: a setting is out of range or contradicts another; see also `Client`.
     """
-    _check_settings(len(requests), rate, users, think, warm_up, limits or {})
+    _check_settings(len(requests), rate, users, warm_up, limits or {})
     pairs = [(one.prompt, one.max_tokens) if isinstance(one, Request) else one for one in requests]
     times = None if rate is None else arrival_times(len(pairs) - warm_up, rate, cv, seed)
     client = Client(url, **client_settings)
@@ -79,23 +77,19 @@ def run_load(
 
                 if times is not None:
                     return await _open_loop(send, times)
-                return await _closed_loop(send, len(pairs) - warm_up, users, think)
+                return await _closed_loop(send, len(pairs) - warm_up, users)
 
     results = _run_in_thread(load())
-    loop = {"rate": rate, "cv": cv, "seed": seed} if users is None else {"users": users, "think": think}
+    loop = {"rate": rate, "cv": cv, "seed": seed} if users is None else {"users": users}
     settings = {"url": url} | {name: getattr(client, name) for name in ("model", "chat", "body", "timeout")}
     return LoadResult(loop | {"warm_up": warm_up} | settings, results, dict(limits or {}))
 
 
-def _check_settings(
-    count: int, rate: float | None, users: int | None, think: float, warm_up: int, limits: dict
-) -> None:
+def _check_settings(count: int, rate: float | None, users: int | None, warm_up: int, limits: dict) -> None:
     if (rate is None) == (users is None):
         raise ValueError("Give either a rate (open loop) or a number of users (closed loop).")
     if users is not None and users < 1:
         raise ValueError(f"users is at least 1, not {users}.")
-    if think < 0:
-        raise ValueError(f"think is at least 0 seconds, not {think}.")
     if not 0 <= warm_up < count:
         raise ValueError(f"warm_up is from 0 to {count - 1}, not {warm_up}: at least one request must be measured.")
     if unknown := set(limits) - set(LIMITS):
@@ -112,7 +106,7 @@ async def _open_loop(send: Send, times: Sequence[float]) -> list[RequestResult]:
     return await asyncio.gather(*map(send_when_due, range(len(times))))
 
 
-async def _closed_loop(send: Send, count: int, users: int, think: float) -> list[RequestResult]:
+async def _closed_loop(send: Send, count: int, users: int) -> list[RequestResult]:
     """Send each user's next request once the previous response is complete: the server sets the pace.
 
     After a request that was not completed, the user waits for the server's Retry-After, or one second. Without this
@@ -123,9 +117,8 @@ async def _closed_loop(send: Send, count: int, users: int, think: float) -> list
     async def user() -> list[RequestResult]:
         results = []
         for number in numbers:  # users share the iterator: each takes the next request when ready
-            if results:
-                last = results[-1]
-                await asyncio.sleep(think if last.status == "ok" else max(think, last.retry_after or 1.0))
+            if results and results[-1].status != "ok":
+                await asyncio.sleep(results[-1].retry_after or 1.0)
             results.append(await send(number, now(), now))
         return results
 

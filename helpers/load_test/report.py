@@ -4,13 +4,9 @@ Latencies are those of `helpers.metrics`. They cover completed requests only, an
 time. Throughput and goodput refer to the time from the first intended send time to the end of the last request.
 """
 
-import platform
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Any
-
-import aiohttp
 
 from ..metrics import goodput, percentile
 from .client import RequestResult
@@ -25,30 +21,19 @@ PERCENTS = (50, 95, 99)
 LATE = 0.05  # seconds of lag beyond which a report warns
 
 
-def _environment() -> dict[str, str]:
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "aiohttp": aiohttp.__version__,
-        "platform": platform.platform(),
-    }
-
-
 @dataclass
 class LoadResult:
     """The results of one load test.
 
     Attributes:
-        settings: the settings of the run: "rate", "cv" and "seed" or "users" and "think"; "warm_up", "url", ...
+        settings: the settings of the run: "rate", "cv" and "seed" or "users"; "warm_up", "url", ...
         requests: one result per request in the order of their intended send times, without the warm-up.
         limits: see `run_load`.
-        environment: the date, the platform, and the versions of Python and aiohttp.
     """
 
     settings: dict[str, Any]
     requests: list[RequestResult] = field(repr=False)
     limits: dict[str, float] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=_environment, repr=False)
 
     def with_status(self, status: str) -> list[RequestResult]:
         """Return the requests with this status: "ok", "refused" (429) or "failed"."""
@@ -143,7 +128,6 @@ class LoadResult:
         return {
             "settings": self.settings,
             "limits": self.limits,
-            "environment": self.environment,
             "summary": self.summary(),
             "requests": [{**asdict(request), "status": request.status} for request in self.requests],
         }
