@@ -261,7 +261,7 @@ def test_letters_have_enough_contrast_with_every_color_of_a_request(share):
 
 def test_larger_magnitudes_of_activations_are_brighter_on_a_dark_page():
     dark = {light: dark for light, dark, *_ in plots.style.THEME.values()}
-    levels = (plots.colors.PALE, *plots.activations.COLORS)
+    levels = (plots.colors.PALE, *plots.rounding.LEVEL_COLORS)
     brightness = [plots.colors._luminance(dark.get(color, color)) for color in levels]
     assert brightness == sorted(brightness)
 

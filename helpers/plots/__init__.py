@@ -8,22 +8,20 @@ sentence what the picture shows.
 import inspect
 
 from . import style
-from .activations import activation_map
-from .adapted_pass import merged_and_adapted
-from .attention_step import attention_step
-from .charts import bars, grouped_bars, lines, throughput_latency, tradeoff
+from .charts import bars, grouped_bars, lines, missed_requests, throughput_latency, tradeoff
 from .colors import BLUE, GRAY, INK, ORANGE, PURPLE, REQUEST_COLORS, SKY
 from .drawings import (
+    attention_step,
     block_lookup,
     block_lookup_steps,
     cache_growth_steps,
+    merged_and_adapted,
     padded_and_ragged,
     shared_pass,
     static_and_continuous,
     token_budget,
 )
 from .fleet_drawings import routed_fleet, separate_phases, virtual_clock
-from .fleet_plans import missed_requests
 from .grids import batches, compare, token_grid, token_row, visible_keys
 from .life_of_a_request import life_of_a_request
 from .load_results import load_run, load_sweep, request_timeline
@@ -32,7 +30,7 @@ from .picture import Picture
 from .player import flip_book, play
 from .policy_gradient import policy_gradient_step
 from .replicas import prefix_map, replica_work, resumed_streams
-from .rounding import agreement, rounding_levels, weight_path
+from .rounding import activation_map, agreement, rounding_levels, weight_path
 from .rows import slot_timeline, tokens_read, waiting_requests
 from .split_model import pass_shares, split_block
 from .system_map import system_map

@@ -11,6 +11,42 @@ from .picture import Picture, add_key, draw_box, new_figure, set_panel_title, wr
 from .player import FlipBook
 from .rows import slot_timeline
 
+# How much of each token's value the newest one, the last, takes in. The shares are made up.
+SHARES = dict(The=0.04, quick=0.08, brown=0.09, fox=0.31, jumped=0.16, over=0.06, the=0.11, lazy=0.15)
+
+
+def attention_step(title: str = "") -> Picture:
+    """Draw how the newest token of a text attends to all of its tokens, and what of that the KV cache holds."""
+    figure, (ax,) = new_figure(4.0, title=title)
+    last, most = len(SHARES) - 1, max(SHARES.values())
+    for x, (token, share) in enumerate(SHARES.items()):
+        strength, line = share / most, {"color": INK, "linewidth": 0.5 + 4.5 * share / most, "alpha": 0.45}
+        write(ax, x + 0.5, 0.3, token, weight="bold" if x == last else "normal")
+        ax.plot((last + 0.5, x + 0.5), (1.52, 2.26), **line)
+        for y in (2.2, 4.4):
+            draw_cell(ax, x, y, SKY if x == last else LIGHT_SKY)
+        write(ax, x + 0.5, 3.3, f"{share:.0%}", SMALL)
+        draw_box(ax, x + 0.3, 4.1 - 0.62 * strength, 0.4, 0.62 * strength, INK, linewidth=0.7)
+        ax.plot((x + 0.5, last + 0.5), (5.36, 6.14), **line)
+    for y in (0.6, 6.1):
+        draw_cell(ax, last, y, PAGE, framed=True)
+    ax.text(last - 0.1, 6.58, "the rest of the pass, then the next token: dog", ha="right", va="center")
+    set_up_grid(ax, len(SHARES), 7.15, "")
+    ax.set_yticks([1.06, 2.66, 3.7, 4.86, 6.56], ["query", "keys", "shares", "values", "sum"], fontsize="medium")
+    key = {
+        "read from the KV cache": LIGHT_SKY,
+        "computed and kept": SKY,
+        "computed, not kept": {"facecolor": PAGE, "edgecolor": INK, "linewidth": 1.6},
+    }
+    add_key(figure, key)
+    listed = ", ".join(f"{token} {share:.0%}" for token, share in SHARES.items())
+    alt = (
+        f"One step of attention over {len(SHARES)} tokens. The query of the newest one, lazy, is compared with the "
+        f"keys of all. The better a key matches, the more of its token's value is taken in: {listed}. The sum leads "
+        f"to the next token, dog. The cache holds {last} of the {len(SHARES)} keys and values."
+    )
+    return Picture(figure, alt)
+
 
 def _with_and_without_cache(prompt_tokens: int, passes: int, drawn: int) -> Picture:
     """Draw which tokens each of the first `drawn` forward passes computes, without and with a KV cache."""
@@ -174,6 +210,66 @@ def padded_and_ragged(lengths: Sequence[int] = (1, 1, 1, 7)) -> Picture:
         "attention splits the row by request."
     )
     return Picture(figure, alt)
+
+
+def merged_and_adapted(adapters: Sequence[str | None] = ("sea", "honest", None, "sea"), title: str = "") -> Picture:
+    """Draw what is read for a token of each request: a merged model per adapter, or the base once and the adapters.
+
+    Args:
+        adapters: the adapter of each request; None for the base model alone.
+        title: the title of the picture.
+    """
+    rows, models = len(adapters), list(dict.fromkeys(adapters))
+    named = [name for name in models if name is not None]
+    width = 1.3 * len(models)
+    figure, axes = new_figure(0.72 * rows + 1.5 + 0.3 * bool(title), 2, title)
+    for number, name in enumerate(models):
+        own = f"all weights,\n{name}\nmerged in" if name else "all\nweights"
+        _draw_weights(axes[0], 1.3 * number, 0.86, rows, own, GRAY)
+        for row in _rows_with(adapters, name):
+            _draw_request(axes[0], 1.3 * number + 0.9, row)
+    passes = f"merged: {len(models)} models, so {len(models)} forward passes, each of which reads all weights"
+    names = [name or "no adapter" for name in adapters]
+    set_up_grid(axes[0], width, rows, passes, names)
+    ticks = {1.3 * number + 0.55: f"pass {number + 1}" for number in range(len(models))}
+    axes[0].set_xticks(list(ticks), list(ticks.values()))
+    _draw_weights(axes[1], 0, 0.86, rows, "all weights,\nonce", GRAY)
+    for number, name in enumerate(named):
+        left = 0.94 + 0.42 * number
+        _draw_weights(axes[1], left, 0.34, rows, "", LIGHT_SKY)
+        for row in _rows_with(adapters, name):
+            _draw_request(axes[1], left + 0.06, row, "")
+    last = 0.94 + 0.42 * len(named)
+    for row in range(rows):
+        _draw_request(axes[1], last, row)
+    passes = "adapters: 1 forward pass reads all weights once, and each adapter once"
+    set_up_grid(axes[1], width, rows, passes, names)
+    ticks = [0.43, *(1.11 + 0.42 * number for number in range(len(named))), last + 0.14]
+    axes[1].set_xticks(ticks, ["pass 1", *named, ""])
+    users = "; ".join(f"{name}: requests {', '.join(map(str, _rows_with(adapters, name)))}" for name in named)
+    alt = (
+        f"Two drawings of {rows} requests that each get a token. With merged weights, {len(models)} models run in "
+        f"{len(models)} forward passes, and each of them reads all weights. With adapters, 1 forward pass reads all "
+        f"weights once, and each adapter once for its own requests. {users}."
+    )
+    return Picture(figure, alt)
+
+
+def _rows_with(adapters: Sequence[str | None], name: str | None) -> list[int]:
+    return [row for row, own in enumerate(adapters) if own == name]
+
+
+def _draw_weights(ax, left: float, width: float, rows: int, text: str, color: str) -> None:
+    """Draw a box as high as all rows: weights that are read."""
+    draw_box(ax, left, 0.04, width, rows - 0.08, color, edgecolor=LINE, linewidth=0.6)
+    write(ax, left + width / 2, rows / 2, text, color=ink_on(color))
+
+
+def _draw_request(ax, left: float, row: int, text: str | None = None) -> None:
+    color = REQUEST_COLORS[row % 7]
+    width = 0.22 if text == "" else 0.28
+    draw_box(ax, left, row + 0.08, width, 0.84, color, edgecolor=INK, linewidth=0.6)
+    write(ax, left + width / 2, row + 0.52, str(row) if text is None else text, color=ink_on(color))
 
 
 def block_lookup(

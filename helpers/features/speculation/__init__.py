@@ -1,15 +1,14 @@
 """Speculative decoding: several guessed tokens of a sequence are verified in the pass that computes its newest token.
 
-speculation.py  how many draft tokens a sequence gets
-proposer.py     the contract between speculation and its proposers
+speculation.py  how many draft tokens a sequence gets, and the contract with what proposes them
 ngram.py        drafts that are copied from the sequence's own text
 draft_model.py  a smaller model that guesses the next tokens
 """
 
 from ...engine import EngineCore
 from .ngram import NgramProposer as NgramProposer
-from .proposer import Context as Context
-from .proposer import Proposer as Proposer
+from .speculation import Context as Context
+from .speculation import Proposer as Proposer
 from .speculation import Speculation as Speculation
 
 

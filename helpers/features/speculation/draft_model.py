@@ -15,7 +15,7 @@ from ...engine import BlockManager, Chunk, EngineConfig, Plan, Sequence
 from ...models import EMBEDDED, context_length, load_model
 from ...runners import RaggedRunner
 from ...trace import num_matching
-from .proposer import Context
+from .speculation import Context
 
 EMBEDDED_DRAFT = EMBEDDED / "draft"
 

@@ -4,7 +4,7 @@ Texts that are edited, quoted or summarized repeat their prompts (prompt lookup 
 no forward pass. A dictionary of all n-grams of a text grows with it, so a lookup takes the same time in any text.
 """
 
-from .proposer import Context
+from .speculation import Context
 
 SIZES = range(3, 0, -1)  # how many of the newest tokens must occur earlier; longer n-grams are looked up first
 
