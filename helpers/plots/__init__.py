@@ -21,7 +21,6 @@ from .drawings import (
     static_and_continuous,
     token_budget,
 )
-from .fleet_drawings import routed_fleet, separate_phases, virtual_clock
 from .grids import batches, compare, token_grid, token_row, visible_keys
 from .life_of_a_request import life_of_a_request
 from .load_results import load_run, load_sweep, request_timeline
@@ -29,7 +28,7 @@ from .memory import block_tables, memory_shares, memory_timeline
 from .picture import Picture
 from .player import flip_book, play
 from .policy_gradient import policy_gradient_step
-from .replicas import prefix_map, replica_work, resumed_streams
+from .replicas import prefix_map, replica_work, resumed_streams, routed_fleet, separate_phases, virtual_clock
 from .rounding import activation_map, agreement, rounding_levels, weight_path
 from .rows import slot_timeline, tokens_read, waiting_requests
 from .split_model import pass_shares, split_block

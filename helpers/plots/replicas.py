@@ -1,12 +1,135 @@
-"""Pictures of many replicas: which prefixes each one computes, its work over time, and streams that survive.
+"""Pictures of fleets: drawings of a router, a virtual clock and separate phases, and what replicas did.
 
-A replica keeps its color: the colors of the requests would say something else here.
+In the latter, a replica keeps its color: the colors of the requests would say something else there.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import pairwise
 
-from .colors import GRAY, INK, PALE, REQUEST_COLORS, SMALL, ink_on, shade
-from .picture import Picture, add_key, draw_box, name_lanes, new_figure, set_panel_title, write
+from matplotlib.patches import FancyBboxPatch
+
+from .colors import GRAY, INK, ORANGE, PAGE, PALE, RED, REQUEST_COLORS, SKY, SMALL, ink_on, request_colors, shade
+from .picture import Picture, add_key, draw_arrow, draw_box, name_lanes, new_figure, set_panel_title, write
+
+FLEET = (("A, B", (0, 1, 2), (3, 4)), ("C", (5, None, None), ()))  # cached prefixes, the rows' requests, those waiting
+
+
+def routed_fleet() -> Picture:
+    """Draw a front end and three replicas: one has a prefix and a queue, one has a free row, and one has died."""
+    figure, (ax,) = new_figure(4.1, title="One replica has the prefix, one has free rows, and one has died")
+    ax.set_axis_off()
+    _box(ax, 3.7, 3.2, 2.9, 4.2, "front end", PAGE)
+    for y, text in ((4.2, "router: chooses\na replica"), (6.0, "dispatcher:\nreplica, tokens\nof each request")):
+        write(ax, 5.15, y, text, SMALL)
+    _request(ax, 0.3, 4.8, 6)
+    write(ax, 0.75, 6.3, "prefix A", SMALL)
+    write(ax, 0.75, 4.0, "client", SMALL)
+    draw_arrow(ax, (1.3, 5.1), (3.65, 5.1), "<->")
+    write(ax, 2.5, 4.6, "tokens", SMALL)
+    states = []
+    for number, (cached, rows, queue) in enumerate(FLEET):
+        y = 3.6 * number
+        _box(ax, 8.6, y, 4.1, 2.9, f"replica {number}", PAGE)
+        for x, request in enumerate(rows):
+            _request(ax, 9.25 + 0.95 * x, y + 0.45, request)
+        for x, request in enumerate(queue):
+            _request(ax, 13.2 + 0.95 * x, y + 0.45, request, GRAY)
+        write(ax, 10.65, y + 2.2, f"cached: {cached}", SMALL)
+        draw_arrow(ax, (6.65, 5.3), (8.55, y + 1.45), "<->")
+        taken, waiting = sum(row is not None for row in rows), len(queue)
+        states.append(f"Replica {number} has cached {cached}; rows taken: {taken} of 3, requests waiting: {waiting}.")
+    write(ax, 14.1, 2.2, "waiting", SMALL)
+    _box(ax, 8.6, 7.2, 4.1, 2.9, "replica 2 has died", PALE, RED)
+    write(ax, 10.65, 8.65, "rows, queue and\ncache are lost", SMALL)
+    draw_arrow(ax, (6.65, 5.3), (8.55, 8.65), "-", linestyle=(0, (2, 2)), color=RED)
+    ax.set(xlim=(-0.3, 15.2), ylim=(10.3, -0.8))
+    alt = f"A client's request 6, with prefix A, reaches a front end with a router and a dispatcher. {' '.join(states)}"
+    return Picture(figure, f"{alt} Replica 2 has died, and its rows, queue and cache are lost.")
+
+
+def virtual_clock(
+    arrivals: Mapping[int, float], iterations: Sequence[tuple[float, float, Mapping[int, int]]], title: str = ""
+) -> Picture:
+    """Draw how iterations and idle times move a clock.
+
+    Args:
+        arrivals: the arrival of each request.
+        iterations: (start, end, tokens of each request), in order of time.
+    """
+    figure, (ax,) = new_figure(0.45 * len(arrivals) + 1.9, title=title)
+    colors, rows = request_colors(arrivals), {request: y for y, request in enumerate(arrivals, start=1)}
+    for number, (start, end, tokens) in enumerate(iterations):
+        draw_box(ax, start, 0.1, end - start, 0.8, PAGE, edgecolor=INK, linewidth=1)
+        write(ax, (start + end) / 2, 0.5, str(number), SMALL)
+        for request, count in tokens.items():
+            face = shade(colors[request]) if count > 1 else colors[request]
+            draw_box(ax, start, rows[request] + 0.1, end - start, 0.8, face, edgecolor=PAGE, linewidth=0.7)
+            write(ax, (start + end) / 2, rows[request] + 0.5, str(count), SMALL, color=ink_on(face))
+    jumps = []
+    for (_, end, _), (start, _, _) in pairwise(iterations):
+        if start > end:
+            draw_arrow(ax, (end, 0.5), (start, 0.5), linestyle=(0, (3, 2)))
+            write(ax, (start + end) / 2, 0.15, "jumps", SMALL)
+            jumps.append(f"from {end:g} to {start:g}")
+    for request, arrival in arrivals.items():
+        begins = next(start for start, _, tokens in iterations if request in tokens)
+        draw_box(ax, arrival, rows[request] + 0.35, begins - arrival, 0.3, GRAY)
+        ax.plot(arrival, rows[request] + 0.5, marker=">", color=INK, markersize=7, clip_on=False, zorder=3)
+    ax.set(xlim=(0, 1.01 * iterations[-1][1]), ylim=(len(arrivals) + 1, 0), xlabel="time on the virtual clock")
+    ax.set_yticks([y + 0.5 for y in range(len(arrivals) + 1)], ["iteration", *(f"request {one}" for one in arrivals)])
+    some = list(REQUEST_COLORS[:3])
+    add_key(figure, {"prefill, with its tokens": [*map(shade, some)], "decode": some, "waits": GRAY})
+    arrive = ", ".join(f"request {request} at {arrival:g}" for request, arrival in arrivals.items())
+    ends = ", ".join(f"{end:g}" for _, end, _ in iterations)
+    alt = f"Arrivals: {arrive}. {len(iterations)} iterations end at {ends}."
+    return Picture(figure, f"{alt} The clock jumps {', '.join(jumps) or 'never'}.")
+
+
+def separate_phases() -> Picture:
+    """Draw a prefill that delays a decoding request on one replica, and does not on two."""
+    prefill, decodes = 4, 3  # units of time; decodes on either side of the prefill
+    figure, (ax,) = new_figure(3.1, title="A prefill delays only the decodes that share its replica")
+    lanes = ("both phases", "only prefills", "only decodes")
+    end = 2 * decodes + prefill
+    done = decodes + prefill  # from then on, both requests decode
+    boxes = [(lane, start, [0]) for lane in (0, 2) for start in range(decodes)]
+    boxes += [(2, start, [0]) for start in range(decodes, done)]
+    boxes += [(lane, start, [0, 1]) for lane in (0, 2) for start in range(done, end)]
+    for lane, start, requests in boxes:
+        for number, request in enumerate(requests):
+            wide, face = 0.94 / len(requests), (SKY, ORANGE)[request]
+            left = start + 0.03 + number * wide
+            draw_box(ax, left, lane + 0.15, wide, 0.7, face)
+            write(ax, left + wide / 2, lane + 0.5, str(request), SMALL, color=ink_on(face))
+    for lane in (0, 1):
+        draw_box(ax, decodes + 0.03, lane + 0.15, prefill - 0.06, 0.7, shade(ORANGE))
+        write(ax, decodes + prefill / 2, lane + 0.5, "prefill of 1", SMALL, color=ink_on(shade(ORANGE)))
+    draw_arrow(ax, (done - 0.1, 1.85), (done + 0.6, 2.15), linewidth=2)
+    ax.text(done + 0.8, 1.75, "keys and values move", fontsize=SMALL, va="center")
+    ax.set(xlim=(0, end), ylim=(3, 0), xlabel="time (a decode takes 1)")
+    ax.set_yticks([0.5, 1.5, 2.5], lanes)
+    ax.tick_params(axis="y", length=0)
+    alt = (
+        f"Three replicas over time. On the one with both phases, a prefill of request 1 takes {prefill} units, and "
+        f"request 0 gets no token until it ends. With separate replicas, request 0 gets {end} tokens in {end} units, "
+        "and the keys and values of request 1 move when its prefill ends."
+    )
+    return Picture(figure, alt)
+
+
+def _box(ax, x: float, y: float, wide: float, high: float, name: str, face: str, edge: str = INK) -> None:
+    """Draw a box with its name above it."""
+    look = {"facecolor": face, "edgecolor": edge, "linewidth": 1.2}
+    ax.add_patch(FancyBboxPatch((x, y), wide, high, boxstyle="round,pad=0,rounding_size=0.25", **look))
+    write(ax, x + wide / 2, y - 0.35, name, SMALL, weight="bold", color=edge)
+
+
+def _request(ax, x: float, y: float, request: int | None, face: str = "") -> None:
+    """Draw a request as a square with its number, or an empty row."""
+    face = PALE if request is None else face or REQUEST_COLORS[request % 7]
+    draw_box(ax, x, y, 0.85, 1.05, face, edgecolor=PAGE, linewidth=0.7)
+    if request is not None:
+        write(ax, x + 0.42, y + 0.52, str(request), color=ink_on(face))
 
 
 def prefix_map(runs: Mapping[str, Sequence[Sequence[int]]], title: str = "") -> Picture:
