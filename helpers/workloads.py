@@ -58,9 +58,6 @@ def one_beginning(requests: int = 16, words: int = 100, max_tokens: int = 40, se
     """Make prompts that share a prefix as long as a short system prompt, each followed by a few words of its own.
 
     With the defaults, the best token leads clearly at every step of the embedded model's outputs.
-
-    Raises:
-        ValueError: `requests` exceeds the number of different endings.
     """
     writer, draw, story = Writer(seed), random.Random(seed), []
     while len(story) <= words + 40:
@@ -75,12 +72,7 @@ def told_again(requests: int = 4, max_tokens: int = 80) -> list[Request]:
     """Make prompts that tell a story and then begin it again: the embedded model repeats most of it in its own output.
 
     The best token leads clearly at every step of the outputs. They end with EOS after 60 to 64 tokens.
-
-    Raises:
-        ValueError: there are fewer stories than `requests`.
     """
-    if requests > len(TOLD_AGAIN):
-        raise ValueError(f"There are {len(TOLD_AGAIN)} stories to tell again, not {requests}.")
     prompts = []
     for hero, name, she, her, place, day, friend in TOLD_AGAIN[:requests]:
         opening = (

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from test_fleet import COST, workloads
+from test_fleet import COST, stretches, workloads
 from test_replica_set import SECOND, Planned, comparable
 
 from helpers.cluster.routing import FreeRowsFirst, LeastOutstandingTokens, RoundRobin
@@ -47,8 +47,9 @@ def test_each_token_is_computed_once_by_the_right_kind_of_replica_and_again_only
         scalers = [with_window(2)(1, 3, target=2, interval=0.1) if one else None for one in scales]
         options = {f"{kind}_failures": failures[number] for number, kind in enumerate(("prefill", "decode"))}
         options |= {f"{kind}_autoscaler": scalers[number] for number, kind in enumerate(("prefill", "decode"))}
-        options |= {"wrap": wrap, "skip": skip, "start_seconds": start_seconds}
-        results.append(disaggregated(requests, config, COST, *numbers, seconds_per_token, **options))
+        options |= {"wrap": wrap, "start_seconds": start_seconds}
+        with stretches(skip):
+            results.append(disaggregated(requests, config, COST, *numbers, seconds_per_token, **options))
 
     result, planned = results
     assert comparable(result) == comparable(planned)

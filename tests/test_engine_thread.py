@@ -9,11 +9,8 @@ import threading
 import traceback
 
 import pytest
-from conftest import CountingModel, letter_tokenizer
 
-from helpers import Engine, EngineConfig
-from helpers.server.engine_thread import EngineThread
-from helpers.server.errors import EngineFailed, QueueFull, ShuttingDown
+from helpers.server.http_errors import EngineFailed, QueueFull, ShuttingDown
 from helpers.server.output_delta import OutputDelta
 from helpers.server.response_stream import choice_name
 from helpers.server.snapshot import MAX_NAMED
@@ -73,11 +70,6 @@ async def test_retry_after_is_the_usual_time_between_two_finished_sequences():
             thread._finish_times.extend([10 + gap * number for number in range(9)] + [10**6])
             thread._retry_after = None
             assert thread.retry_after() == seconds
-
-
-def test_the_queue_cannot_have_a_negative_number_of_places():
-    with pytest.raises(ValueError, match=r"at least 0, .* not -1"):
-        EngineThread(Engine(CountingModel(), letter_tokenizer(), EngineConfig(execution="padded")), -1)
 
 
 # --- what observers see, and an idle thread ---------------------------------------------------------------------------

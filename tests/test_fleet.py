@@ -1,6 +1,8 @@
 """Stretches change nothing but the time that a simulation takes, and a fleet is what its replicas are alone."""
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf, nan
 
@@ -17,7 +19,7 @@ from helpers.cluster.routing import (
     RoundRobin,
     Router,
 )
-from helpers.engine import POLICIES, EngineConfig, SamplingParams, Sequence
+from helpers.engine import POLICIES, EngineConfig, SamplingParams, Scheduler, Sequence
 from helpers.metrics import request_metrics
 from helpers.simulator import (
     AdaptedRequest,
@@ -27,8 +29,10 @@ from helpers.simulator import (
     TimedRequest,
     simulate,
     simulate_fleet,
+    simulated_replica,
 )
 from helpers.simulator.fleet import check_trace
+from helpers.simulator.stretch import find_stretch
 from tests.support.routers import CacheAlone
 
 COST = CostModel(iterations=0.01, prefills=0.001, tokens=0.0002, sequences=0.0001, keys=1e-6, pairs=1e-8, adapters=2e-4)
@@ -58,6 +62,18 @@ def workloads(draw) -> tuple[EngineConfig, list[TimedRequest]]:
     return config, requests
 
 
+@contextmanager
+def stretches(skip: bool, one_by_one: Scheduler | None = None) -> Iterator[None]:
+    """Let replicas run stretches in one step, except for those of a scheduler; or let them plan every iteration."""
+
+    def find(scheduler, *others):
+        return find_stretch(scheduler, *others) if skip and scheduler is not one_by_one else None
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(simulated_replica, "find_stretch", find)
+        yield
+
+
 def state(replica: SimulatedReplica) -> tuple:
     """Return everything that later plans depend on, and what is counted."""
     scheduler, memory = replica.scheduler, replica.scheduler.memory
@@ -72,18 +88,18 @@ def state(replica: SimulatedReplica) -> tuple:
 @given(workloads())
 def test_a_stretch_leaves_what_its_iterations_would_leave_one_by_one(workload):
     config, requests = workload
-    replicas = [SimulatedReplica(config, COST, skip=skip) for skip in (True, False)]
+    replicas = [SimulatedReplica(config, COST) for _ in range(2)]
     arrivals = (check_trace(requests, config, replica.check) for replica in replicas)
-    for pair in zip(*arrivals, strict=True):
-        for replica, (arrival, sequence) in zip(replicas, pair, strict=True):
-            replica.add(sequence, arrival)
-        assert state(replicas[0]) == state(replicas[1])
-    for replica in replicas:
-        replica.advance()
+    with stretches(True, one_by_one=replicas[1].scheduler):
+        for pair in zip(*arrivals, strict=True):
+            for replica, (arrival, sequence) in zip(replicas, pair, strict=True):
+                replica.add(sequence, arrival)
+            assert state(replicas[0]) == state(replicas[1])
+        for replica in replicas:
+            replica.advance()
     assert state(replicas[0]) == state(replicas[1])
     assert replicas[0].finished == replicas[1].finished
     assert [replica.outstanding_tokens for replica in replicas] == [0, 0]
-    assert replicas[0].planned <= replicas[1].planned == replicas[1].iterations
 
 
 @settings(max_examples=40, phases=[Phase.generate])
@@ -126,13 +142,15 @@ class Watching:
         return self.choices[-1]
 
 
-def test_most_iterations_of_long_outputs_are_not_planned_one_by_one():
+def test_most_iterations_of_long_outputs_are_not_planned_one_by_one(monkeypatch):
+    planned, schedule = [], Scheduler.schedule
+    monkeypatch.setattr(Scheduler, "schedule", lambda self: planned.append(self) or schedule(self))
     replica = SimulatedReplica(EngineConfig(max_batch_size=8, num_blocks=2000, prefix_caching=False), COST)
     for number in range(8):
         replica.add(Sequence(number, [0] * 100, 400), 0.0)
     replica.advance()
     assert replica.iterations > 400
-    assert replica.planned < 20
+    assert len(planned) < 20
 
 
 @settings(max_examples=60, phases=[Phase.generate])
@@ -165,7 +183,8 @@ def test_a_router_sees_the_blocks_that_a_replica_has_cached_so_far():
     results = []
     for skip in (True, False):
         seen.append([])
-        results.append(simulate_fleet(requests, config, CostModel(iterations=0.01), 2, Watching(), skip))
+        with stretches(skip):
+            results.append(simulate_fleet(requests, config, CostModel(iterations=0.01), 2, Watching()))
     assert seen[0] == seen[1] == [[0, 0], [64, 0]]
     assert results[0] == results[1]
 

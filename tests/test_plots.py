@@ -422,20 +422,6 @@ def test_the_map_of_each_lesson_frames_what_it_builds_and_nothing_overlaps(lesso
     assert len(framed) == picture.alt.split("It builds: ")[1].count(" (") >= 1
 
 
-@pytest.mark.parametrize(
-    ("draw", "message"),
-    [
-        (lambda: plots.system_map(19), "one of 1, .* 18, not 19"),
-        (lambda: plots.weight_path((0.8, 0.0), (8, 0), 0.1), "8 does not fit into 4 bits"),
-        (lambda: plots.verified_draft("a", ["b", "c"], ["b", "c"]), "needs 3 chosen tokens, not 2"),
-        (lambda: plots.flip_book([drawn("block_lookup")] * 2, ["One."], "Title"), "not 1 for 2"),
-    ],
-)
-def test_what_cannot_be_drawn_is_an_error_with_the_value(draw, message):
-    with pytest.raises(ValueError, match=message):
-        draw()
-
-
 # --- pictures that move -----------------------------------------------------------------------------------------------
 
 

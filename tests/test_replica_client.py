@@ -12,7 +12,7 @@ from helpers import EngineConfig, SamplingParams, StructuredOutputs
 from helpers.cluster.fleet_description import FleetDescription
 from helpers.cluster.replica import Replica, Report
 from helpers.engine.hooks import Feature
-from helpers.server.errors import EngineFailed
+from helpers.server.http_errors import EngineFailed
 from helpers.server.output_delta import OutputDelta
 from helpers.simulator import Simulator
 from tests.support.gated_thread import in_loop, wait_until

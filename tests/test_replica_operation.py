@@ -13,7 +13,7 @@ from helpers import EngineConfig, SamplingParams
 from helpers.cluster import replica, replica_client
 from helpers.cluster.lifecycle import DRAINING, READY, STARTING
 from helpers.cluster.replica_pool import ReplicaPool
-from helpers.server.errors import EngineFailed
+from helpers.server.http_errors import EngineFailed
 from helpers.simulator import Simulator
 from tests.support.autoscalers import with_window
 from tests.support.gated_thread import in_loop, wait_until

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from test_fleet import COST, workloads
+from test_fleet import COST, stretches, workloads
 
 from helpers.cluster.routing import FreeRowsFirst, LeastOutstandingTokens, PrefixAware, RoundRobin
 from helpers.engine import EngineConfig
@@ -62,7 +62,8 @@ def test_no_token_is_lost_or_repeated_and_stretches_change_nothing(workload, gap
     for skip in (True, False):
         autoscaler = with_window(2)(1, 3, target=2, interval=0.1) if scale else None
         options = {"failures": failures, "autoscaler": autoscaler, "start_seconds": start_seconds}
-        results.append(simulate_fleet(requests, config, COST, 2, wrap(policy()), skip, **options))
+        with stretches(skip):
+            results.append(simulate_fleet(requests, config, COST, 2, wrap(policy()), **options))
     assert comparable(results[0]) == comparable(results[1])
     result = results[0]
     lengths = [(len(request.prompt), request.output_tokens) for request in requests]

@@ -7,7 +7,7 @@ import pytest
 
 from helpers import SamplingParams
 from helpers.server import output_budget
-from helpers.server.errors import DeadlinePassed, QueueFull
+from helpers.server.http_errors import DeadlinePassed, QueueFull
 from helpers.server.output_budget import most_values
 from helpers.server.output_delta import OutputDelta
 from helpers.server.response_stream import MAX_SEPARATE, ResponseStream

@@ -159,7 +159,7 @@ def test_this_machine_can_be_measured_and_its_costs_used(tmp_path, capsys):
     file = str(tmp_path / "machine.json")
     assert main(["--fit", file, "--requests", "20", "--dtype", "bfloat16", "--rows", "4", "--tokens", "64"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("another live run is off by") == 2
+    assert printed.count("the prediction is off by") == 2
     cost, config = CostModel.load(file), load_model()[0].config
     assert (cost.about["rows"], cost.about["tokens per iteration"]) == (4, 64)
     assert (cost.sums, cost.sum_bytes) == (2 * config.num_hidden_layers + 1, 2 * config.hidden_size)

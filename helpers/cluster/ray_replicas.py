@@ -94,7 +94,7 @@ class ReplicaActor:
 
     def __init__(self, settings: ReplicaSettings):
         self._replica, self._refusal = None, None
-        worker = WorkerThread("engine")
+        worker = WorkerThread()
         try:
             self._replica = Replica(worker.submit(settings.load_engine).result(), worker)
         except ValueError as error:  # raised by `start`: from here, only the text of a traceback would arrive

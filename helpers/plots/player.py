@@ -208,8 +208,6 @@ class FlipBook:
     """
 
     def __init__(self, pictures: Sequence[Picture], captions: Sequence[str], title: str):
-        if len(pictures) != len(captions) or not pictures:
-            raise ValueError(f"Give one caption per picture, not {len(captions)} for {len(pictures)}.")
         self.pictures, self.captions, self.title = pictures, captions, title
 
     def __repr__(self) -> str:

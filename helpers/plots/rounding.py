@@ -54,15 +54,9 @@ def weight_path(weights: tuple[float, float], integers: tuple[int, int], scale: 
 
     Args:
         weights: the floats.
-        integers: what they are rounded to, as multiples of the scale.
+        integers: what they are rounded to, as multiples of the scale; from -8 to 7.
         scale: the size of a step; a group of 32 weights has one, of 2 bytes.
-
-    Raises:
-        ValueError: an integer does not fit into 4 bits.
     """
-    for number in integers:
-        if not -8 <= number <= 7:
-            raise ValueError(f"{number} does not fit into 4 bits, which hold -8 to 7.")
     figure, (ax,) = new_figure(2.7, title=title)
     rounded = [integer * scale for integer in integers]
     for y, name, width, stored, arrived in (

@@ -21,12 +21,7 @@ def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], tit
         newest: the newest token of the text.
         draft: the draft tokens.
         chosen: the model's token after the newest one, and after each draft token.
-
-    Raises:
-        ValueError: `chosen` is not one longer than `draft`.
     """
-    if len(chosen) != len(draft) + 1:
-        raise ValueError(f"A draft of {len(draft)} tokens needs {len(draft) + 1} chosen tokens, not {len(chosen)}.")
     accepted = num_matching(draft, chosen)
     columns = len(chosen)
     figure, (ax,) = new_figure(2.5, title=title)

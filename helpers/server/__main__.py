@@ -111,7 +111,7 @@ def run(options: ServerOptions, make: Callable[[ServerOptions], FastAPI]) -> Non
 
 def _make_app(options: ServerOptions) -> FastAPI:
     print("Loading the model.", file=sys.stderr, flush=True)
-    worker = WorkerThread("engine")
+    worker = WorkerThread()
     engine = worker.submit(lambda: _load_engine(options)).result()
     return make_app(engine, connect=partial(EngineThread, worker=worker), **options.app_options)
 

@@ -49,9 +49,6 @@ def make_app(
 
     Returns:
         The application; `app.state.engine_client` is its `EngineClient`, and `app.state.metrics` its metrics.
-
-    Raises:
-        ValueError: a negative max_queue.
     """
     engine_client = (connect or EngineThread)(engine, max_queue, pace)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..engine import EngineCore, SamplingParams
 from ..server.output_delta import OutputDelta
-from .errors import EngineFailed, QueueFull, ShuttingDown
+from .http_errors import EngineFailed, QueueFull, ShuttingDown
 from .output_budget import OutputBudget, most_values
 from .prompt_tokenizer import PromptSource, PromptTokenizer
 from .response_stream import ResponseStream, engine_request_ids
@@ -42,14 +42,9 @@ class EngineClient(ABC):
         num_in_flight: how many sequences were accepted and have not finished.
         draining: whether new requests are refused because the server is about to stop.
         crashed: whether the engine has stopped because of an error.
-
-    Raises:
-        ValueError: a negative max_queue.
     """
 
     def __init__(self, engine: EngineCore, max_queue: int = 64, pace: float = 0.0):
-        if max_queue < 0:
-            raise ValueError(f"max_queue must be at least 0, the number of sequences that may wait, not {max_queue}.")
         self.engine, self.capacity, self.pace = engine, engine.config.max_batch_size + max_queue, pace
         self.observers: list[Observer] = []
         self.num_in_flight, self.draining, self.crashed = 0, False, False

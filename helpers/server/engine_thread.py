@@ -18,7 +18,7 @@ from typing import Any
 from ..engine import EngineCore, RequestOutput, SamplingParams
 from ..server.output_delta import OutputDelta
 from .engine_client import EngineClient
-from .errors import EngineFailed
+from .http_errors import EngineFailed
 from .snapshot import take_snapshot
 from .worker_thread import WorkerThread
 
@@ -31,9 +31,6 @@ class EngineThread(EngineClient):
         max_queue, pace: as for every `EngineClient`.
         worker: the thread, which this object ends; the one that has loaded the model is the fastest
             (worker_thread.py). A new one if omitted.
-
-    Raises:
-        ValueError: a negative max_queue.
     """
 
     def __init__(self, engine: EngineCore, max_queue: int = 64, pace: float = 0.0, worker: WorkerThread | None = None):
@@ -49,7 +46,7 @@ class EngineThread(EngineClient):
         """Start the thread, for the running event loop."""
         self._loop = asyncio.get_running_loop()
         self.engine.outputs.output_type = OutputDelta
-        self._worker = self._worker or WorkerThread("engine")
+        self._worker = self._worker or WorkerThread()
         self._running = self._worker.submit(self._run)
 
     @property

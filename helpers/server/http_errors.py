@@ -1,4 +1,4 @@
-"""Errors as HTTP responses in OpenAI's format: which status goes with what went wrong.
+"""Why a request is refused or ends early, and the HTTP response in OpenAI's format: which status goes with what.
 
 400 a request that can never run    401 no key          403 another host     404 no such model
 405 a method that an address lacks  408 an incomplete request           413 a long body     429 the queue is full
@@ -12,7 +12,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException as FrameworkError
 
-from .errors import DeadlinePassed, EngineFailed, QueueFull, Refused, ShuttingDown, TooManyListeners
 from .protocol import describe_errors
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's name; the client that closed the connection never sees this status
@@ -23,11 +22,44 @@ ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-REFUSALS = {
-    QueueFull: (429, "queue_full"),
-    ShuttingDown: (503, "shutting_down"),
-    TooManyListeners: (503, "too_many_listeners"),
-}
+
+
+class Refused(Exception):
+    """The server cannot take the request now; the client may retry after `retry_after` seconds."""
+
+    status, code = 503, ""
+
+    def __init__(self, message: str, retry_after: int):
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFull(Refused):
+    """As many sequences are in flight as the server accepts."""
+
+    status, code = 429, "queue_full"
+
+
+class ShuttingDown(Refused):
+    """The server takes no more requests, or had no time left to finish this one."""
+
+    code = "shutting_down"
+
+
+class TooManyListeners(Refused):
+    """As many pages follow the server's events as it allows."""
+
+    code = "too_many_listeners"
+
+
+class DeadlinePassed(Exception):
+    """The request took longer than its deadline allows."""
+
+
+class EngineFailed(Exception):
+    """An iteration that included this request failed, or the engine has stopped."""
+
+
 # What `error_response` handles. Starlette re-raises, and so logs, an error that only the entry `Exception` matches.
 HANDLED = (Exception, FrameworkError, RequestValidationError, Refused, DeadlinePassed, EngineFailed)
 
@@ -49,8 +81,7 @@ def to_api_error(error: Exception) -> APIError:
         case APIError():
             return error
         case Refused():
-            status, code = REFUSALS[type(error)]
-            return APIError(status, str(error), code=code, headers={"Retry-After": str(error.retry_after)})
+            return APIError(error.status, str(error), code=error.code, headers={"Retry-After": str(error.retry_after)})
         case DeadlinePassed():
             # OpenAI's client would retry twice, and so triple the load of requests that are too late.
             return APIError(504, str(error), code="deadline_passed", headers={"x-should-retry": "false"})

@@ -17,8 +17,8 @@ from typing import Any
 from ..server.output_delta import OutputDelta
 from ..trace import TracedPass
 from .engine_client import EngineClient
-from .errors import TooManyListeners
 from .formats import server_sent_event
+from .http_errors import TooManyListeners
 from .response_stream import choice_name
 from .snapshot import Snapshot
 

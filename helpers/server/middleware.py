@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client import Counter
 
-from .errors import EngineFailed, Refused
-from .http_errors import APIError, as_response, to_api_error
+from .http_errors import APIError, EngineFailed, Refused, as_response, to_api_error
 
 Check = Callable[[dict[str, Any]], APIError | None]  # returns why a request is refused, given its ASGI scope
 GENERATING = ("/v1/completions", "/v1/chat/completions")

@@ -9,7 +9,7 @@ response has been sent, or its client has left. Small responses need no room: th
 from collections.abc import Iterable
 
 from ..engine import SamplingParams
-from .errors import QueueFull
+from .http_errors import QueueFull
 
 SMALL = 1024  # values of a response that needs no room
 MAX_VALUES = 2_000_000  # token ids and log-probabilities that may wait to be read, of about 100 bytes each

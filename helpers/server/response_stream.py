@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 from ..server.output_delta import OutputDelta
-from .errors import DeadlinePassed, EngineFailed
+from .http_errors import DeadlinePassed, EngineFailed
 
 MAX_SEPARATE = 64  # a client with more unread outputs than these gets as many of a choice at once
 

@@ -20,27 +20,16 @@ class WorkerThread:
     while it loads a model.
     """
 
-    def __init__(self, name: str):
+    def __init__(self):
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def submit(self, function: Callable[[], Any]) -> Future:
-        """Call a function once those before it have returned, and return the future of its result.
-
-        Raises:
-            RuntimeError: the thread has ended.
-        """
-        if not self.alive:
-            raise RuntimeError("The thread has ended, and calls no more functions.")
+        """Call a function once those before it have returned, and return the future of its result."""
         future = Future()
         self._calls.put((function, future))
         return future
-
-    @property
-    def alive(self) -> bool:
-        """Whether the thread calls functions."""
-        return self._thread.is_alive()
 
     def end(self) -> None:
         """End the thread once it has called the functions that were submitted; return then."""

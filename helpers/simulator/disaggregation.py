@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf
+from typing import Any
 
 from ..cluster.routing import Router
 from ..engine import BlockManager, EngineConfig, Sequence, UnlimitedMemory
 from .cost_model import CostModel
 from .fleet import TimedRequest, check_trace
 from .fleet_result import FleetResult
-from .replica_set import Autoscaler, ReplicaSet
+from .replica_set import ReplicaSet
 from .simulated_replica import FinishedRequest, FleetClock, SimulatedReplica
 from .simulator import TOKEN
 
@@ -39,11 +40,10 @@ def simulate_disaggregated(
     *,
     seconds_per_token: float,
     decode_config: EngineConfig | None = None,
-    skip: bool = True,
     prefill_failures: Iterable[tuple[float, int]] = (),
     decode_failures: Iterable[tuple[float, int]] = (),
-    prefill_autoscaler: Autoscaler | None = None,
-    decode_autoscaler: Autoscaler | None = None,
+    prefill_autoscaler: Any = None,
+    decode_autoscaler: Any = None,
     start_seconds: float = 60.0,
 ) -> FleetResult:
     """Run a trace on replicas that prefill and replicas that decode.
@@ -58,7 +58,6 @@ def simulate_disaggregated(
         seconds_per_token: how long the keys and values of a token take from one replica to another.
         decode_config: the settings of the decode replicas; `config` if omitted. They cache no prefixes, and take a
             request in while others decode.
-        skip: as for `SimulatedReplica`.
         prefill_failures, decode_failures: as `failures` of `simulate_fleet`, for each kind of replica.
         prefill_autoscaler, decode_autoscaler: as its `autoscaler`. Each one sees the requests on its kind of replica.
         start_seconds: how long a replica takes from its start until it is ready.
@@ -74,9 +73,9 @@ def simulate_disaggregated(
     decode_config = replace(decode_config or config, prefix_caching=False, mixed_batches=True)
     result = FleetResult()
     transfers = _Transfers(seconds_per_token, result.add)
-    make_replica, events = partial(SimulatedReplica, config, cost, skip=skip), (prefill_failures, prefill_autoscaler)
+    make_replica, events = partial(SimulatedReplica, config, cost), (prefill_failures, prefill_autoscaler)
     prefills = ReplicaSet(make_replica, prefill_replicas, prefill_router, transfers.begin, start_seconds, *events)
-    make_replica, events = partial(DecodeReplica, decode_config, cost, skip=skip), (decode_failures, decode_autoscaler)
+    make_replica, events = partial(DecodeReplica, decode_config, cost), (decode_failures, decode_autoscaler)
     decodes = ReplicaSet(make_replica, decode_replicas, decode_router, result.add, start_seconds, *events)
 
     def check(prompt_tokens: int, output_tokens: int) -> None:
@@ -137,8 +136,8 @@ class _Transfers:
 class DecodeReplica(SimulatedReplica):
     """A replica that uses the keys and values with which a sequence arrives: those of all tokens but the newest."""
 
-    def __init__(self, config: EngineConfig, cost: CostModel, clock: FleetClock | None = None, skip: bool = True):
-        super().__init__(config, cost, clock, skip)
+    def __init__(self, config: EngineConfig, cost: CostModel, clock: FleetClock | None = None):
+        super().__init__(config, cost, clock)
         unlimited = config.num_blocks is None
         self.scheduler.memory = (
             _UnlimitedMemory() if unlimited else _BlockManager(config.num_blocks, config.block_size, False)

@@ -190,36 +190,20 @@ class Errors:
     """How far a prediction is from a live run, as relative errors.
 
     Attributes:
-        iteration, iteration_p90: the median and the 90th percentile over all iterations.
-        kind: the median over kinds of iterations with like counts, of which each is predicted by its median.
+        iteration: the median over all iterations.
         makespan: of the seconds until the last token.
         ttft_p99: of the 99th percentile of the TTFT.
     """
 
     iteration: float
-    iteration_p90: float
-    kind: float
     makespan: float
     ttft_p99: float
 
     def __str__(self) -> str:
         return (
-            f"{self.iteration:.1%} per iteration ({self.iteration_p90:.1%} at p90, {self.kind:.1%} per kind), "
-            f"{self.makespan:.1%} of the makespan, {self.ttft_p99:.1%} of the p99 TTFT"
+            f"{self.iteration:.1%} per iteration, {self.makespan:.1%} of the makespan, {self.ttft_p99:.1%} of the p99 "
+            f"TTFT"
         )
-
-
-def _kind(counts: Counts) -> Counts:
-    """Return what iterations with like counts have in common: each count up to a factor of about 1.4."""
-    return tuple(round(2 * math.log2(1 + count)) for count in counts)
-
-
-def _by_kind(measured: Measured) -> dict[Counts, list[float]]:
-    """Return the seconds of the iterations of each kind."""
-    kinds = {}
-    for counts, seconds in measured:
-        kinds.setdefault(_kind(counts), []).append(seconds)
-    return kinds
 
 
 def prediction_errors(
@@ -229,36 +213,10 @@ def prediction_errors(
     trace = simulate(requests, replace(config, prefix_caching=False, scheduler_cls=None), arrivals, cost)
     times = trace.token_times
     ttft = [RequestMetrics(place, arrivals[place], times[place]).ttft for place in range(len(requests))]
-    return _errors(LiveRun([(counts, cost.of(*counts)) for counts, _ in live.iterations], trace.seconds, ttft), live)
-
-
-def spread(one: LiveRun, other: LiveRun) -> Errors:
-    """Return how far a live run is from another one of the same workload: hardly any prediction can do better.
-
-    Their plans differ, because a request can arrive during a different iteration. So an iteration is predicted by the
-    median of the other run's iterations with like counts, if there are any.
-    """
-    medians = {kind: statistics.median(seconds) for kind, seconds in _by_kind(other.iterations).items()}
-    return _errors(
-        replace(other, iterations=[(counts, medians.get(_kind(counts))) for counts, _ in one.iterations]), one
-    )
-
-
-def _errors(predicted: LiveRun, live: LiveRun) -> Errors:
-    """Return the errors of a prediction for the iterations of a live run; their seconds may be None where unknown."""
-    ratios = [
-        (counts, measured / seconds)
-        for (counts, measured), (_, seconds) in zip(live.iterations, predicted.iterations, strict=True)
-        if seconds is not None
-    ]
-    single = [abs(1 / ratio - 1) for _, ratio in ratios]
-    kinds = [abs(1 / statistics.median(like) - 1) for like in _by_kind(ratios).values()]
     return Errors(
-        statistics.median(single),
-        percentile(single, 90),
-        statistics.median(kinds),
-        abs(predicted.makespan / live.makespan - 1),
-        abs(percentile(predicted.ttft, 99) / percentile(live.ttft, 99) - 1),
+        statistics.median(abs(cost.of(*counts) / seconds - 1) for counts, seconds in live.iterations),
+        abs(trace.seconds / live.makespan - 1),
+        abs(percentile(ttft, 99) / percentile(live.ttft, 99) - 1),
     )
 
 
@@ -296,9 +254,7 @@ def fit_machine(
 ) -> CostModel:
     """Measure a model on this machine, print how far the predictions are off, and save the cost model.
 
-    The errors are those of requests that the fit has not seen, at 50% and 80% load. Beside them stands how far two live
-    runs of the same requests are from each other. The runs take turns with the two measurements of the fit, because a
-    machine can be slower for a while.
+    The errors are those of requests that the fit has not seen, at 50% and 80% load.
 
     Args:
         path: the file to write.
@@ -316,21 +272,14 @@ def fit_machine(
     model, tokenizer = load_model(name, dtype=getattr(torch, dtype))
     context = min(context_length(model) or 2048, 2048)
     engine = Engine(model, tokenizer, recording(config))
-    measured, workloads, runs = [], {}, []
-    for turn in range(2):
-        measured += measure(engine, context, min(count, 200), seed=turn)
-        print(f"{len(measured)} iterations measured for the fit", flush=True)
-        if not workloads:
-            cost = fit(measured)
-            workloads = {load: held_out(cost, config, context, load, count, seconds=60) for load in (0.5, 0.8)}
-        runs.append({load: run_live(engine, *workload) for load, workload in workloads.items()})
+    measured = [one for seed in range(2) for one in measure(engine, context, min(count, 200), seed)]
+    print(f"{len(measured)} iterations measured for the fit", flush=True)
     cost, errors = fit(measured), {}
-    for load, (requests, arrivals) in workloads.items():
-        first, second = (run[load] for run in runs)
-        predicted, apart = prediction_errors(cost, first, config, requests, arrivals), spread(first, second)
-        print(f"{len(requests)} other requests at {load:.0%} load: the prediction is off by {predicted};")
-        print(f"    another live run is off by {apart}.")
-        errors[f"{load:.0%} load"] = {"prediction": asdict(predicted), "another live run": asdict(apart)}
+    for load in (0.5, 0.8):
+        workload = held_out(cost, config, context, load, count, seconds=60)
+        off = prediction_errors(cost, run_live(engine, *workload), config, *workload)
+        print(f"{len(workload[0])} other requests at {load:.0%} load: the prediction is off by {off}.")
+        errors[f"{load:.0%} load"] = asdict(off)
     about = {
         "machine": f"{cpuinfo().get('model name', platform.processor() or platform.machine())}, {os.cpu_count()} cores",
         "model": f"{name or 'the embedded model'} in {dtype}",

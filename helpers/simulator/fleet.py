@@ -9,13 +9,13 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..cluster.routing import Router
 from ..engine import EngineConfig, Sequence
 from .cost_model import CostModel
 from .fleet_result import FleetResult
-from .replica_set import Autoscaler, ReplicaSet
+from .replica_set import ReplicaSet
 from .simulated_replica import SimulatedReplica
 
 
@@ -53,10 +53,9 @@ def simulate_fleet(
     cost: CostModel,
     replicas: int,
     router: Router,
-    skip: bool = True,
     *,
     failures: Iterable[tuple[float, int]] = (),
-    autoscaler: Autoscaler | None = None,
+    autoscaler: Any = None,
     start_seconds: float = 60.0,
 ) -> FleetResult:
     """Run a trace on equal replicas.
@@ -67,10 +66,10 @@ def simulate_fleet(
         cost: the seconds of an iteration.
         replicas: how many there are when the first request arrives.
         router: chooses the replica of each request.
-        skip: as for `SimulatedReplica`.
         failures: (seconds, place) of each failure, in order of time; read only as far as the run lasts. Places count
             from 0, and each has at most one replica. A failure at an empty place has no effect.
-        autoscaler: decides the number of replicas at regular intervals after the first arrival; None for no change.
+        autoscaler: decides the number of replicas at regular intervals after the first arrival, such as a
+            `cluster.autoscaling.QueueLengthAutoscaler`; None for no change.
         start_seconds: how long a replica takes from its start until it is ready. If none is ready, requests wait.
 
     Raises:
@@ -79,7 +78,7 @@ def simulate_fleet(
             fail so often that no request finishes.
     """
     result = FleetResult()
-    make_replica = partial(SimulatedReplica, config, cost, skip=skip)
+    make_replica = partial(SimulatedReplica, config, cost)
     fleet = ReplicaSet(make_replica, replicas, router, result.add, start_seconds, failures, autoscaler)
     for _ in fleet.run(check_trace(requests, config, fleet.check)):
         pass

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite
-from typing import Protocol
+from typing import Any
 
 from ..cluster.routing import Router, with_salt
 from ..engine import Sequence
@@ -24,15 +24,6 @@ from .simulated_replica import FinishedRequest, FleetClock, SimulatedReplica
 
 MOST_FAILURES = 10_000  # in a row, while requests wait or run and none finishes
 COUNTS = ("iterations", "preemptions", "busy_seconds", "computed_tokens")  # what is kept of a replica that stops
-
-
-class Autoscaler(Protocol):
-    """Decides how many replicas there should be; `cluster.autoscaling` has one."""
-
-    interval: float  # seconds from one decision to the next
-
-    def desired(self, unfinished: int) -> int:
-        """Return the number of replicas, given how many requests run or wait."""
 
 
 @dataclass(eq=False)
@@ -78,7 +69,7 @@ class ReplicaSet:
         on_finish: Callable[[FinishedRequest], None],
         start_seconds: float = 0.0,
         failures: Iterable[tuple[float, int]] = (),
-        autoscaler: Autoscaler | None = None,
+        autoscaler: Any = None,
     ):
         if replicas < 1:
             raise ValueError(f"A fleet needs at least 1 replica, not {replicas}.")

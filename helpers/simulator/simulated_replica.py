@@ -3,7 +3,7 @@
 An iteration is the engine's: schedule, run, update. Unlike a `Simulator`, a replica records only the times and lengths
 of each request. Successive iterations that only decode become a stretch (`stretch.py`). It is run once the clock has
 passed its end. If a request arrives earlier, only the iterations that begin before the arrival are run. With prefix
-caching, there are no stretches.
+caching, there are no stretches: a router reads the cache, which changes within one.
 
 A replica can fail. Its unfinished sequences then lose their keys and values, and keep their tokens: another replica
 computes these again and continues, as in `features/resumption.py`.
@@ -59,12 +59,9 @@ class SimulatedReplica:
         config: as for `Simulator`.
         cost: the seconds of each iteration.
         clock: the time to which `outstanding_tokens` and `free_rows` refer.
-        skip: whether to run a stretch in one step; otherwise, every iteration is planned. The results are the same.
-            With prefix caching, every iteration is planned: a router reads the cache, which changes within a stretch.
 
     Attributes:
         iterations: how many iterations were run.
-        planned: how many of them were planned one by one.
         preemptions: how often a sequence was preempted.
         computed_tokens: how many tokens passed through the layers.
         busy_seconds: the seconds of all iterations.
@@ -75,17 +72,16 @@ class SimulatedReplica:
             guess.
     """
 
-    def __init__(self, config: EngineConfig, cost: CostModel, clock: FleetClock | None = None, skip: bool = True):
+    def __init__(self, config: EngineConfig, cost: CostModel, clock: FleetClock | None = None):
         if config.speculative is not None:
             raise ValueError("A replica without a model has no tokens to guess: use speculative=None.")
         core = Simulator(config, cost)
         self.scheduler, self._runner, self._validator = core.scheduler, core.runner, core.validator
         self._cost, self._clock = cost, clock or FleetClock()
-        self._skip = skip
         self._stretch: Stretch | None = None
         self._outstanding = 0  # when the stretch begins
         self._prefills: dict[Sequence, int] = {}  # tokens that count as outstanding until the next output token
-        self.iterations = self.planned = self.preemptions = self.computed_tokens = 0
+        self.iterations = self.preemptions = self.computed_tokens = 0
         self.busy_seconds = 0.0
         self.finished: list[FinishedRequest] = []
 
@@ -192,7 +188,6 @@ class SimulatedReplica:
         output = self._runner.run(plan, lambda: self._runner.time)
         finished = self.scheduler.update(plan, output)
         self.iterations += 1
-        self.planned += 1
         self.preemptions += len(plan.preempted)
         self.computed_tokens += plan.tokens
         for done in output.passes:
@@ -208,7 +203,7 @@ class SimulatedReplica:
                 )
             )
         # In a stretch, a running sequence counts 1 less per token, so its prompt must have left the count already.
-        if self._skip and self._prefills.keys().isdisjoint(self.scheduler.running):
+        if self._prefills.keys().isdisjoint(self.scheduler.running):
             self._stretch = find_stretch(self.scheduler, plan, self._cost, self._runner.time)
 
     def _run_stretch(self, iterations: int | None) -> None:

@@ -70,7 +70,7 @@ class Speculation(Feature):
 
     Args:
         scheduler: plans the iterations that drafts are added to.
-        proposer: guesses tokens. One that fails, or that returns too many or invalid ids, yields no draft.
+        proposer: guesses tokens. If it fails, or returns too many or invalid ids, the pass has no drafts.
         num_tokens: the most draft tokens of a sequence in one pass.
         vocab_size: the number of token ids.
     """
@@ -162,21 +162,15 @@ class Speculation(Feature):
     def _ask(self, contexts: list[Context], counts: list[int]) -> list[list[int]]:
         if not contexts:
             return []
-        if hasattr(self.proposer, "propose_batch"):
-            try:
-                proposals = self.proposer.propose_batch(contexts, counts)
-                return [self._checked(*pair) for pair in zip(proposals, counts, strict=True)]
-            except Exception as error:
-                self._warn(error)
-                return [[] for _ in contexts]
-        return [self._ask_one(*pair) for pair in zip(contexts, counts, strict=True)]
-
-    def _ask_one(self, context: Context, count: int) -> list[int]:
         try:
-            return self._checked(self.proposer.propose(context, count), count)
+            if hasattr(self.proposer, "propose_batch"):
+                proposals = self.proposer.propose_batch(contexts, counts)
+            else:
+                proposals = [self.proposer.propose(*pair) for pair in zip(contexts, counts, strict=True)]
+            return [self._checked(*pair) for pair in zip(proposals, counts, strict=True)]
         except Exception as error:
             self._warn(error)
-            return []
+            return [[] for _ in contexts]
 
     def _checked(self, proposal, count: int) -> list[int]:
         ids = list(proposal)
