@@ -61,17 +61,6 @@ async def test_a_refused_or_abandoned_request_leaves_no_place_taken():
         assert is_empty(thread)
 
 
-@in_loop
-async def test_retry_after_is_the_usual_time_between_two_finished_sequences():
-    async with running() as thread:
-        assert thread.retry_after() == 1
-        for gap, seconds in ((0.1, 1), (2.5, 3), (500, 60)):
-            thread._finish_times.clear()
-            thread._finish_times.extend([10 + gap * number for number in range(9)] + [10**6])
-            thread._retry_after = None
-            assert thread.retry_after() == seconds
-
-
 # --- what observers see, and an idle thread ---------------------------------------------------------------------------
 
 

@@ -97,9 +97,9 @@ async def test_large_responses_that_are_not_read_leave_no_room_for_more_of_them_
         unread = [await submit(thread, ["a"] * 4, id="first", **large)]
         await wait_until(lambda: is_empty(thread))
         unread.append(await submit(thread, ["a"] * 3, id="second", **large))
-        with pytest.raises(QueueFull, match=r"3500 tokens and .* not been read, and this one may have 1500") as caught:
+        with pytest.raises(QueueFull, match=r"3500 tokens and .* not been read, and this one may have 1500"):
             await submit(thread, ["a"] * 3, id="third", **large)
-        assert caught.value.retry_after >= 1 and thread.num_in_flight <= 3
+        assert thread.num_in_flight <= 3
         assert len(await texts(await submit(thread, ["a"] * 2, id="small", **large))) == 2
         with pytest.raises(ValueError, match=r"may have 4500 tokens and log-probabilities, .* at most 4000 at a time"):
             await submit(thread, ["a"] * 9, id="too large", **large)

@@ -160,7 +160,7 @@ def _make_app(started: list, options: ClusterOptions):
         sys.exit(f"{options.program}: {error}")
     started.append(source)
     print(f"Starting {least} replicas." if least > 1 else "Starting a replica.", file=sys.stderr, flush=True)
-    replicas = asyncio.run(source.start_replicas(least, _report_ready))
+    replicas = asyncio.run(source.start_replicas(least))
     autoscaler = None
     if least < most:
         target = options.target or options.max_batch_size
@@ -176,10 +176,6 @@ def _make_app(started: list, options: ClusterOptions):
         autoscaler=autoscaler,
     )
     return make_cluster_app(FleetDescription(replicas[0].info, most), connect, **options.app_options)
-
-
-def _report_ready(replica) -> None:
-    print(f"{replica.name} is ready.", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

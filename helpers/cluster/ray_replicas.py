@@ -183,15 +183,9 @@ class RayReplicas:
                 raise error.cause from error
             raise
 
-    async def start_replicas(self, number: int, on_ready: Callable[[RayReplica], None]) -> list[RayReplica]:
-        """Start several replicas at once, and call `on_ready` for each one as soon as it is ready."""
-
-        async def start() -> RayReplica:
-            replica = await self.start_replica()
-            on_ready(replica)
-            return replica
-
-        return await asyncio.gather(*(start() for _ in range(number)))
+    async def start_replicas(self, number: int) -> list[RayReplica]:
+        """Start several replicas at once."""
+        return await asyncio.gather(*(self.start_replica() for _ in range(number)))
 
     def has_room(self) -> bool:
         """Return whether one of Ray's nodes has cores and GPUs for another replica; no, if Ray does not say."""

@@ -23,7 +23,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from .http_errors import APIError, as_response
+from .http_errors import TRY_AGAIN, APIError, as_response
 
 try:
     import resource
@@ -229,7 +229,7 @@ class GuardedConnection(H11Protocol):
             f"The server holds {len(occupied)} connections of at most {self.limits.max_connections}, and had to close "
             f"this one. Try again later.",
             code="too_many_connections",
-            headers={"Retry-After": "1"},
+            headers=TRY_AGAIN,
         )
         (stalled or self).close(error, is_refused=stalled is None)
 

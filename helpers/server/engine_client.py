@@ -8,13 +8,9 @@ places in the queue, new requests are refused at once. A refusal costs a client 
 """
 
 import asyncio
-import itertools
-import math
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
-from statistics import median
 from typing import Any
 
 from ..engine import EngineCore, SamplingParams
@@ -50,8 +46,6 @@ class EngineClient(ABC):
         self.num_in_flight, self.draining, self.crashed = 0, False, False
         self._streams: dict[str, ResponseStream] = {}  # by the engine's request id, until finished or cancelled
         self._num_unfinished: dict[str, int] = {}  # how many sequences of each request the engine still works on
-        self._finish_times: deque[float] = deque(maxlen=100)  # of the last sequences
-        self._retry_after: int | None = None  # until another sequence has finished
         self.prompt_tokenizer, self.output_budget = PromptTokenizer(engine), OutputBudget()
 
     # --- what a subclass does -----------------------------------------------------------------------------------
@@ -130,7 +124,7 @@ class EngineClient(ABC):
         try:
             validated = await self.prompt_tokenizer.validate(prompts, params)
             self.refuse_if_unable(0)  # the server may have begun to drain
-            reserved = self.output_budget.reserve(most_values(validated, params), self.retry_after())
+            reserved = self.output_budget.reserve(most_values(validated, params))
         except BaseException:
             self.num_in_flight -= num_sequences
             raise
@@ -172,14 +166,7 @@ class EngineClient(ABC):
     def fail_pending(self) -> None:
         """End all streams with the error that the server is shutting down."""
         for stream in set(self._streams.values()):
-            stream.fail(ShuttingDown("The server is shutting down and could not finish this request.", 1))
-
-    def retry_after(self) -> int:
-        """Estimate the seconds until there is room: the median time between the last finished sequences, 1 to 60."""
-        if self._retry_after is None:
-            gaps = [later - earlier for earlier, later in itertools.pairwise(self._finish_times)]
-            self._retry_after = min(60, max(1, math.ceil(median(gaps)))) if gaps else 1
-        return self._retry_after
+            stream.fail(ShuttingDown("The server is shutting down and could not finish this request."))
 
     def refuse_if_unable(self, num_sequences: int = 1) -> None:
         """Return if that many more sequences can be accepted now.
@@ -190,12 +177,11 @@ class EngineClient(ABC):
         if not self.alive:
             raise EngineFailed("The engine has stopped, and the server must be restarted.")
         if self.draining:
-            raise ShuttingDown("The server is shutting down and takes no more requests.", 1)
+            raise ShuttingDown("The server is shutting down and takes no more requests.")
         if self.num_in_flight + num_sequences > self.capacity:
             raise QueueFull(
                 f"The queue is full: {self.num_in_flight} of at most {self.capacity} sequences are in flight. "
-                f"Try again later.",
-                self.retry_after(),
+                f"Try again later."
             )
 
     # --- outputs ----------------------------------------------------------------------------------------------------
@@ -210,11 +196,6 @@ class EngineClient(ABC):
                 self._count_finished(output.request_id)
 
     def _count_finished(self, engine_id: str) -> None:
-        if self.num_in_flight >= self.engine.config.max_batch_size:
-            self._finish_times.append(time.perf_counter())
-        else:  # rows are free, so the times between finished sequences say nothing about waiting for one
-            self._finish_times.clear()
-        self._retry_after = None
         self.num_in_flight -= 1
         self._num_unfinished[engine_id] -= 1
         if not self._num_unfinished[engine_id]:

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException as FrameworkError
 
 from .protocol import describe_errors
 
+TRY_AGAIN = {"Retry-After": "1"}  # seconds
 CLIENT_CLOSED_REQUEST = 499  # nginx's name; the client that closed the connection never sees this status
 ERROR_TYPES = {
     401: "authentication_error",
@@ -25,13 +26,9 @@ ERROR_TYPES = {
 
 
 class Refused(Exception):
-    """The server cannot take the request now; the client may retry after `retry_after` seconds."""
+    """The server cannot take the request now; the client may try again in a second."""
 
     status, code = 503, ""
-
-    def __init__(self, message: str, retry_after: int):
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 class QueueFull(Refused):
@@ -81,7 +78,7 @@ def to_api_error(error: Exception) -> APIError:
         case APIError():
             return error
         case Refused():
-            return APIError(error.status, str(error), code=error.code, headers={"Retry-After": str(error.retry_after)})
+            return APIError(error.status, str(error), code=error.code, headers=TRY_AGAIN)
         case DeadlinePassed():
             # OpenAI's client would retry twice, and so triple the load of requests that are too late.
             return APIError(504, str(error), code="deadline_passed", headers={"x-should-retry": "false"})

@@ -94,7 +94,7 @@ class LiveView:
         """
         if self._num_listeners >= MAX_LISTENERS:
             raise TooManyListeners(
-                f"{MAX_LISTENERS} pages follow this server's events, and it allows no more: close one, or try later.", 5
+                f"{MAX_LISTENERS} pages follow this server's events, and it allows no more: close one, or try later."
             )
         self._num_listeners += 1
         if self._making_frames is None or self._making_frames.done():

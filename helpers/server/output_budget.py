@@ -21,7 +21,7 @@ class OutputBudget:
     def __init__(self):
         self.num_reserved = 0
 
-    def reserve(self, num_values: int, retry_after: int) -> int:
+    def reserve(self, num_values: int) -> int:
         """Reserve room for a response, and return how many values to release in the end.
 
         Raises:
@@ -38,8 +38,7 @@ class OutputBudget:
         if self.num_reserved + num_values > MAX_VALUES:
             raise QueueFull(
                 f"Responses of {self.num_reserved} tokens and log-probabilities have not been read, and this one may "
-                f"have {num_values}: this server holds at most {MAX_VALUES}. Try again later.",
-                retry_after,
+                f"have {num_values}: this server holds at most {MAX_VALUES}. Try again later."
             )
         self.num_reserved += num_values
         return num_values
