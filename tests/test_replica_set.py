@@ -156,11 +156,6 @@ def test_an_autoscaler_sees_all_unfinished_requests_and_pays_for_replicas_from_t
             [(0.0, 0.0, 7.0), (0.0, 0.0, 4.0)],
             id="one that drains ends its requests and gets no others",
         ),
-        pytest.param(  # drained at 1.0, taken back at 2.0, when a third one is started, which stops before it is ready
-            [(0.0, 1, 9), (0.0, 1, 9)], 2, {"autoscaler": (1, 3, 2), "start_seconds": 3.0},
-            [(0.0, 0.0, 9.0), (0.0, 0.0, 9.0), (2.0, 5.0, 3.0)],
-            id="one that drains and is needed is taken back before another one starts",
-        ),
         pytest.param(
             [(0.0, 1, 9), (0.0, 1, 9)], 2, {"autoscaler": (1,), "failures": [(2.5, 1)]},
             [(0.0, 0.0, 9.0), (0.0, 0.0, 3.0)],

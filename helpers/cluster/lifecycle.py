@@ -60,16 +60,9 @@ class Drain:
     member: Member
 
 
-@dataclass(frozen=True)
-class Keep:
-    """Let a draining replica take requests again."""
-
-    member: Member
-
-
 def next_change(
     members: Seq[Member], wanted: int, generation: int, has_room: Callable[[], bool], load: Callable[[Member], int]
-) -> Start | Drain | Keep | None:
+) -> Start | Drain | None:
     """Return the next change that brings the replicas closer to those that are wanted.
 
     Args:
@@ -87,9 +80,6 @@ def next_change(
     outdated = [member for member in active if member.generation < generation]
     free = sorted(set(range(wanted)) - {member.place for member in active})
     if len(active) < wanted:
-        for member in members:
-            if member.state == DRAINING and member.generation == generation:
-                return Keep(member)
         return Start(free[0]) if len(members) < wanted or has_room() else None  # the others hold their cores
     if len(active) > wanted:
         if outdated:  # one is replaced, by another that may be starting still

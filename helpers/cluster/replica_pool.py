@@ -11,7 +11,7 @@ from typing import Any
 
 from .connection import ReplicaConnection
 from .failure_detector import next_report
-from .lifecycle import DRAINING, ENDED, READY, STARTING, Drain, Keep, Member, Start, next_change
+from .lifecycle import DRAINING, ENDED, READY, STARTING, Drain, Member, Start, next_change
 from .replica import ReplicaLost
 
 RESTART_PAUSE = 1.0  # seconds before another attempt to start a replica
@@ -89,8 +89,6 @@ class ReplicaPool:
         while change := self._next_change():
             if isinstance(change, Start):
                 self._add(Member(change.place, self._generation))
-            elif isinstance(change, Keep):
-                change.member.state = READY
             elif change.member.state == STARTING:
                 self._tasks.pop(change.member).cancel()
                 self.members.remove(change.member)
@@ -101,7 +99,7 @@ class ReplicaPool:
                 change.member.drain_until = asyncio.get_running_loop().time() + self._drain_grace
                 logger.info("Replica %s drains.", change.member.name)
 
-    def _next_change(self) -> Start | Drain | Keep | None:
+    def _next_change(self) -> Start | Drain | None:
         if self._stopped:
             return None
         return next_change(self.members, self.wanted, self._generation, self._has_room, load=self._owner.load)

@@ -26,7 +26,7 @@ from ..command_line import json_object, latency_limits, make_command, one_value,
 from ..request import Request
 from .load import run_load
 from .report import LoadResult
-from .sweep import sweep, table
+from .sweep import knee_of, sweep, table
 from .workload import MIXES, lengths, texts, token_ids, words
 from .workload import parse as parse_lengths
 
@@ -183,11 +183,24 @@ def _run(options: LoadOptions) -> list[LoadResult]:
         saved = results[0].as_dict() if options.sweep is None else {"results": [result.as_dict() for result in results]}
         Path(options.json).write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
     if options.picture:
-        from .. import plots  # only here: importing matplotlib takes a while
-
-        picture = plots.load_run(results[0]) if options.sweep is None else plots.load_sweep({"this server": results})
-        picture.save(options.picture)
+        _draw(results, options)
     return results
+
+
+def _draw(results: list[LoadResult], options: LoadOptions) -> None:
+    """Write a picture: a line per request, or for a sweep latency over throughput, with the knee."""
+    from .. import plots  # only here: importing matplotlib takes a while
+
+    if options.sweep is None:
+        plots.load_run(results[0]).save(options.picture)
+        return
+    completed = [result for result in results if result.ok]
+    throughput = [result.output_throughput for result in completed]
+    series = {
+        f"p{percent}": (throughput, [one.percentile("e2e", percent) for one in completed]) for percent in (50, 99)
+    }
+    axes = "throughput (output tokens per second)", "end-to-end latency (seconds)"
+    plots.lines(series, *axes, rings={"p50": knee_of(completed)}).save(options.picture)
 
 
 if __name__ == "__main__":

@@ -57,12 +57,16 @@ def capacity(url: str, requests: Callable[[int], Requests], **settings) -> float
         users *= 2
 
 
+def knee_of(completed: Sequence[LoadResult]) -> int:
+    """Return which of the results is at the knee."""
+    return knee([(result.request_throughput, result.percentile("e2e", 50)) for result in completed])
+
+
 def table(results: Sequence[LoadResult]) -> str:
     """Return a table with one line per rate and a mark at the knee."""
     heads = ["offered/s", "done/s", "tokens/s", "good/s", "TTFT p50", "p99", "E2E p50", "p99 (ms)", "refused", "failed"]
     completed = [result for result in results if result.ok]
-    points = [(result.request_throughput, result.percentile("e2e", 50)) for result in completed]
-    best = completed[knee(points)] if completed else None
+    best = completed[knee_of(completed)] if completed else None
     lines = ["".join(f"{head:>11}" for head in heads)]
     for result in results:
         latencies = [result.percentile(name, percent) for name in ("ttft", "e2e") for percent in (50, 99)]

@@ -23,7 +23,7 @@ from .drawings import (
 )
 from .grids import batches, compare, token_grid, token_row, visible_keys
 from .life_of_a_request import life_of_a_request
-from .load_results import load_run, load_sweep, request_timeline
+from .load_results import load_run, request_timeline
 from .memory import block_tables, memory_shares, memory_timeline
 from .picture import Picture
 from .player import flip_book, play

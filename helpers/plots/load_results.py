@@ -1,13 +1,11 @@
-"""A server under load: one request, all requests of a load test, and a sweep over rates."""
-
-from collections.abc import Mapping, Sequence
+"""A server under load: one request, and all requests of a load test."""
 
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
-from ..metrics import RequestMetrics, knee
-from .colors import BLUE, GRAY, INK, LINE, ORANGE, PALE, SERIES_COLORS, SMALL
-from .picture import Picture, add_key, draw_arrow, label_ends, new_figure
+from ..metrics import RequestMetrics
+from .colors import BLUE, GRAY, INK, LINE, ORANGE, PALE, SMALL
+from .picture import Picture, add_key, draw_arrow, new_figure
 
 
 def request_timeline(request: RequestMetrics, title: str = "") -> Picture:
@@ -75,49 +73,3 @@ def load_run(result, title: str = "") -> Picture:
         first, last = (f"{1000 * result.percentile(name, 50):.0f} ms" for name in ("ttft", "e2e"))
         alt += f" Median TTFT {first}, median end-to-end latency {last}."
     return Picture(figure, alt)
-
-
-def load_sweep(named: Mapping[str, Sequence]) -> Picture:
-    """Draw latency over throughput, one curve per server: flat while more load adds throughput, then steep.
-
-    The upper panel shows the end-to-end latency, the lower one the time to first token. Solid lines are medians, and
-    dashed lines are 99th percentiles. A ring marks the knee: the greatest ratio of request throughput to the median
-    end-to-end latency (see `metrics.knee`).
-
-    Args:
-        named: for each server, at most four, the results of a sweep: one `LoadResult` per rate.
-    """
-    figure, axes = new_figure(6, 2, sharex=True)
-    ends: list[list] = [[], []]
-    described = []
-    for (name, results), color, marker in zip(named.items(), SERIES_COLORS, "osD^", strict=False):
-        results = [result for result in sorted(results, key=lambda result: result.rate) if result.ok]
-        best = results[knee([(result.request_throughput, result.percentile("e2e", 50)) for result in results])]
-        throughput = [result.output_throughput for result in results]
-        for ax, latency, names in zip(axes, ("e2e", "ttft"), ends, strict=True):
-            for percent, style, kind in ((50, "-", "median"), (99, "--", "p99")):
-                values = [result.percentile(latency, percent) for result in results]
-                ax.plot(throughput, values, style, color=color, marker=marker, markersize=4, linewidth=1.2)
-                names.append((throughput[-1], values[-1], f"{name}, {kind}", color))
-            point = best.output_throughput, best.percentile(latency, 50)
-            ax.plot(*point, "o", color=INK, markersize=13, fillstyle="none")
-            text = f"knee: {best.rate:.3g}/s"
-            ax.annotate(text, point, (0, -17), textcoords="offset points", ha="center", fontsize=SMALL)
-        medians = [result.percentile("e2e", 50) for result in results]
-        described.append(
-            f"{name}: rates {results[0].rate:.3g} to {results[-1].rate:.3g}/s, at most {max(throughput):.3g} tokens/s, "
-            f"median end-to-end latency {medians[0]:.2g} to {medians[-1]:.2g} s, knee at {best.rate:.3g}/s with "
-            f"{best.output_throughput:.3g} tokens/s and {best.percentile('e2e', 50):.2g} s"
-        )
-    for ax, label in zip(axes, ("end-to-end latency (seconds)", "time to first token (seconds)"), strict=True):
-        ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_minor_locator(NullLocator())
-        ax.margins(y=0.15)
-        ax.set_ylabel(label)
-        ax.grid()
-    axes[-1].set(xlim=(0, None), xlabel="throughput (output tokens per second)")
-    for ax, names in zip(axes, ends, strict=True):
-        label_ends(figure, ax, names)
-    return Picture(figure, f"Latency over throughput. {'; '.join(described)}.")

@@ -276,12 +276,8 @@ class ReplicaSet:
             member.is_draining = True
             if not member.unfinished:
                 self._stop(member, now)
-        missing = wanted - len(active)
-        for member in [one for one in self._members.values() if one.is_draining][: max(0, missing)]:
-            member.is_draining = False  # it is ready at once, unlike a new one
-            missing -= 1
         taken = {member.place for member in self._members.values()}
         free = (place for place in itertools.count() if place not in taken)
-        for place in itertools.islice(free, max(0, missing)):
+        for place in itertools.islice(free, max(0, wanted - len(active))):
             self._start(place, now)
         self._update_ready()
