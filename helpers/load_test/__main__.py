@@ -196,9 +196,8 @@ def _draw(results: list[LoadResult], options: LoadOptions) -> None:
         return
     completed = [result for result in results if result.ok]
     throughput = [result.output_throughput for result in completed]
-    series = {
-        f"p{percent}": (throughput, [one.percentile("e2e", percent) for one in completed]) for percent in (50, 99)
-    }
+    latency = {percent: [one.percentile("e2e", percent) for one in completed] for percent in (50, 99)}
+    series = {f"p{percent}": (throughput, latency[percent]) for percent in latency}
     axes = "throughput (output tokens per second)", "end-to-end latency (seconds)"
     plots.lines(series, *axes, rings={"p50": knee_of(completed)}).save(options.picture)
 
