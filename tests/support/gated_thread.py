@@ -51,7 +51,7 @@ async def running(shut: bool = False, max_queue: int = 4, pace: float = 0.0, con
     finally:
         model.allowed.release(10**6)
         await thread.stop()
-        assert not thread._worker.alive
+        assert not thread._worker._thread.is_alive()
 
 
 def in_loop(test):
