@@ -29,6 +29,7 @@ from helpers.engine import ModelInfo
 from helpers.features.structured_outputs.description import MAX_CHOICE, MAX_LENGTH, RULE
 from helpers.features.structured_outputs.grammar import GrammarCompiler
 from helpers.features.structured_outputs.grammar_state import GrammarState
+from helpers.features.structured_outputs.schema_recursion import can_end
 from tests.support.families import CountingScheduler
 
 PERSON = {
@@ -209,6 +210,41 @@ def test_a_schema_may_refer_to_itself(embedded):
     assert any("below" in text for text in texts) and len(texts) > 4
     for text in texts:
         jsonschema.validate(json.loads(text), TREE)
+
+
+LINK = {"type": "object", "properties": {"next": {"$ref": "#/$defs/link"}}, "required": ["next"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        (TREE, True),
+        ({"$ref": "#/$defs/link", "$defs": {"link": LINK}}, False),
+        ({"$ref": "#/$defs/link", "$defs": {"link": LINK | {"required": []}}}, True),
+        ({"$ref": "#/$defs/link", "$defs": {"link": {"anyOf": [LINK, {"type": "null"}]}}}, True),
+        ({"oneOf": [{"$ref": "#/$defs/link"}], "$defs": {"link": {"anyOf": [LINK, LINK]}}}, False),
+        ({"allOf": [{"type": "object"}, {"$ref": "#/$defs/link"}], "$defs": {"link": LINK}}, False),
+        ({"type": "array", "items": {"$ref": "#"}}, True),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, False),
+        ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 1}, True),
+        ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 2}, False),
+        ({"$ref": "#/a~1b", "a/b": {"$ref": "#/c/0"}, "c": [{"$ref": "#/d"}], "d": {"type": "null"}}, True),
+        ({"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}, False),
+        ({"$ref": "#/nowhere"}, True),  # llguidance's error
+        ({"type": "null", "a": {"$ref": "#/b"}, "b": {"type": "array", "minItems": "a"}}, True),  # no value gets there
+    ],
+    ids=str,
+)
+def test_a_schema_whose_values_cannot_be_finite_is_found(schema, expected):
+    assert can_end(schema) == expected
+
+
+def test_a_schema_with_too_many_references_is_refused_at_once():
+    chain = {str(place): {"$ref": f"#/{place + 1}"} for place in range(301)}
+    with pytest.raises(ValueError, match="301 different references, and at most 300"):
+        can_end(chain)
+    del chain["300"]
+    assert can_end(chain)
 
 
 # --- the mask ---------------------------------------------------------------------------------------------------------

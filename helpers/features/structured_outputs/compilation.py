@@ -6,6 +6,7 @@ nothing: a new process would have to read the vocabulary.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -126,7 +127,8 @@ def _serve(lines: TextIO, answers: TextIO) -> None:
 def _answer(answers: TextIO, tokens: "LLTokenizer", eos_token_ids: list[int], kind: str, text: str) -> None:
     try:
         compile_text(tokens, frozenset(eos_token_ids), kind, text)
-        error = None
+        is_endless = kind == "json" and not can_end(json.loads(text))
+        error = "No finite text matches json: a part that it requires always contains itself." if is_endless else None
     except Exception as caught:
         error = str(caught) or type(caught).__name__
     if hasattr(os, "fork"):
@@ -146,6 +148,7 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
+    can_end = importlib.import_module("schema_recursion").can_end  # a program imports what is beside it by its name
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which ends its workers
     threading.stack_size(STACK)
     thread = threading.Thread(target=_serve, args=(sys.stdin, sys.stdout))
