@@ -58,7 +58,8 @@ def make_app(
         yield
         await engine_client.stop()
 
-    app = FastAPI(title="Continuous batching", version=addresses.version(), lifespan=lifespan, redoc_url=None)
+    unused = dict.fromkeys(("redoc_url", "swagger_ui_oauth2_redirect_url"))
+    app = FastAPI(title="Continuous batching", version=addresses.version(), lifespan=lifespan, **unused)
     state, metrics = app.state, ServerMetrics(engine_client)
     state.engine, state.engine_client, state.metrics = engine, engine_client, metrics
     state.live_view, state.started = LiveView(engine_client), int(time.time())
