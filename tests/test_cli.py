@@ -223,7 +223,7 @@ def test_every_field_of_sampling_params_has_an_option_that_says_what_it_does(no_
     for name in OPTIONS:
         assert f"--{name.replace('_', '-')} " in shown
     assert "0 takes the best token; above 0, logits are divided by it before a token is drawn. [default: 0.0]" in shown
-    assert "None for as many as the model's context (or the engine's limit) has room for." in shown
+    assert "None for as many as the model's context has room for." in shown
     assert "how many sequences run at once. [default: 8]" in shown
     assert not re.search("[A-Z]_[A-Z]", shown), "names of constants mean nothing here"
 

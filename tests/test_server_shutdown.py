@@ -51,7 +51,7 @@ def test_an_idle_server_ends_at_once():
         with httpx.Client(base_url=server.url) as idle:
             idle.get("/health")
             server.end()
-        assert not server.thread.alive and not server.thread._worker.alive
+        assert not server.thread.alive and not server.thread._worker._thread.is_alive()
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("tokenizer")]
 
 
