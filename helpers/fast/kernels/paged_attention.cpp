@@ -23,7 +23,7 @@
 #include "vectors.h"
 
 constexpr int MAX_HEAD_DIM = 512;  // of one head, as in paged_attention.py
-constexpr int KEYS = 128;          // of a piece, at most
+constexpr int KEYS = 256;          // of a piece, at most
 constexpr int PIECE_BYTES = 8192;  // of a decode's keys, so that they and their values stay in the first-level cache
 // Below this number of products, one thread finishes before a second one would have woken up.
 constexpr long MIN_PARALLEL_PRODUCTS = 1 << 16;
@@ -77,23 +77,32 @@ template <typename Number> void write_vector(const Number* x, Cache cache, long 
 struct Softmax {
   float highest = -INFINITY, total = 0;
 
-  // Turn scores [count] into weights; return the factor by which sums of earlier pieces shrink. The array is padded.
-  float add(float* scores, int count) {
+  // Turn scores [count], times `scale`, into weights, in the same place or another; return the factor by which sums of
+  // earlier pieces shrink. Both arrays are padded.
+  template <typename Number> float add(float* scores, int count, float scale, Number* weights) {
     for (int i = count; i % LANES; i++) scores[i] = -INFINITY;
-    Floats most = load(scores), weights = {};
+    Floats most = load(scores), sums = {};
     for (int i = LANES; i < count; i += LANES) most = max(load(scores + i), most);
     float before = highest;
     highest = std::max(highest, largest(most));
-    // While all scores are -inf, their weights are 0. Subtracting -inf from them would give NaN.
-    float shift = highest == -INFINITY ? 0 : highest;
+    // e^x is 2^(x / ln 2). While all scores are -inf, their weights are 0. Subtracting -inf from them would give NaN.
+    float factor = scale * 1.44269504f, shift = highest == -INFINITY ? 0 : highest * factor;
     for (int i = 0; i < count; i += LANES) {
-      Floats weight = exp(load(scores + i) - shift);
-      store(scores + i, weight);
-      weights += weight;
+      Floats weight = exp2(load(scores + i) * factor - shift);
+      store(weights + i, weight);
+      sums += weight;
     }
-    float shrink = before == highest ? 1 : std::exp(before - shift);
-    total = total * shrink + sum(weights);
+    float shrink = before == highest ? 1 : std::exp2(before * factor - shift);
+    total = total * shrink + sum(sums);
     return shrink;
+  }
+
+  // Divide the sums [dim] of values by the sum of all weights.
+  template <typename Number> void finish(const float* sums, Number* output, int dim) const {
+    float divisor = total == 0 ? INFINITY : total;  // without weights, the sums are 0
+    int whole = dim / LANES * LANES;
+    for (int d = 0; d < whole; d += LANES) store(output + d, load(sums + d) / divisor);
+    for (int d = whole; d < dim; d++) store(output + d, sums[d] / divisor);
   }
 };
 
@@ -145,7 +154,7 @@ static void attend(const Number* query, Vectors<Stored> keys, Vectors<Stored> va
       }
       multiply_by_scales(scores, keys, slot, count);
     });
-    float shrink = softmax.add(weights, end - start);
+    float shrink = softmax.add(weights, end - start, 1, weights);
     Floats parts[DIM / LANES + 1];  // the sums, in registers
     for (int v = 0; v < DIM / LANES; v++) parts[v] = load(sums + v * LANES) * shrink;
     for (int d = 0; DIM == 0 && d < dim; d++) sums[d] *= shrink;
@@ -165,7 +174,7 @@ static void attend(const Number* query, Vectors<Stored> keys, Vectors<Stored> va
     });
     for (int v = 0; v < DIM / LANES; v++) store(sums + v * LANES, parts[v]);
   }
-  for (int d = 0; d < dim; d++) store(output + d, softmax.total == 0 ? 0 : sums[d] / softmax.total);
+  softmax.finish(sums, output, dim);
 }
 
 // --- a chunk: many queries --------------------------------------------------------------------------------------------
@@ -174,7 +183,7 @@ static void attend(const Number* query, Vectors<Stored> keys, Vectors<Stored> va
 template <typename Number> constexpr int VECTOR_QUERIES = LANES == 16 ? 8 : sizeof(Number) == 4 ? 6 : 4;
 constexpr int MATRIX_QUERIES = 2 * TILE;     // the same in matrix registers (tiles.h)
 constexpr int COLUMNS = 2 * LANES;           // of a panel
-constexpr long TASK_QUERIES[] = {128, 512};  // that share packed keys and values: the least and the most
+constexpr long TASK_QUERIES[] = {128, 2048};  // that share packed keys and values: the least and the most
 constexpr int TASKS = 4;                     // of a thread, or more if even the largest tasks are many
 
 // y [QUERIES, y_step] = x [QUERIES, x_step] times a panel w [size, COLUMNS], plus y * shrink [QUERIES] if that is given.
@@ -206,8 +215,10 @@ static inline void multiply_panel(const Word* x, long x_step, const Word* w, lon
                                   long y_step) {
   if constexpr (QUERIES == MATRIX_QUERIES) {
     if (!shrink) return multiply_blocks<true, false>(x, x_step, TILE, w, size, y, y_step);
-    for (int r = 0; r < QUERIES; r++)
+    for (int r = 0; r < QUERIES; r++) {
+      if (shrink[r] == 1) continue;  // the highest score is rarely a new one
       for (int v = 0; v < 2; v++) store(y + r * y_step + v * LANES, load(y + r * y_step + v * LANES) * shrink[r]);
+    }
     multiply_blocks<true, true>(x, x_step, TILE, w, size, y, y_step);
   } else {
     multiply_in_vectors<QUERIES, Vector>(x, x_step, w, size, shrink, y, y_step);
@@ -261,23 +272,16 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
         float shrink[QUERIES];
         for (int r = 0; r < rows; r++) {
           long own = past + t + r, first = first_key(own);  // the key of the query's own token is its last
-          for (long i = 0; i < used; i += LANES) store(&scores[r][i], load(&scores[r][i]) * scale);
           for (long i = std::max(own + 1 - key, 0L); i < used; i++) scores[r][i] = -INFINITY;
           for (long i = 0; i < std::min(first - key, used); i++) scores[r][i] = -INFINITY;
-          shrink[r] = softmax[r].add(scores[r], used);
-          Number* row = (Number*)weights + r * KEYS;
-          for (long i = 0; i < used; i += LANES) store(row + i, load(&scores[r][i]));
+          shrink[r] = softmax[r].add(scores[r], used, scale, (Number*)weights + r * KEYS);
         }
         const Word* piece = packed_values + (key - begin) / PER_WORD * panel_dim;
         for (long d = 0; d < dim; d += COLUMNS)
           multiply_panel<QUERIES, Vector>(weights, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD), used / PER_WORD, shrink,
                                  sums + d, panel_dim);
       }
-      for (int r = 0; r < rows; r++)
-        for (int d = 0; d < dim; d++) {
-          float total = softmax[r].total;
-          store(output + (t + r) * output_step + head * dim + d, total == 0 ? 0 : sums[r * panel_dim + d] / total);
-        }
+      for (int r = 0; r < rows; r++) softmax[r].finish(sums + r * panel_dim, output + (t + r) * output_step + head * dim, dim);
     }
 }
 
