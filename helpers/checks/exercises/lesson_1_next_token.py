@@ -39,7 +39,8 @@ def _(random):
     yield (torch.randn(4, 4, 4, generator=draw) - 2,), "logits of shape [4, 4, 4]"
     yield (torch.randn(3, 5, 11, generator=draw),), "logits of shape [3, 5, 11]"
     yield (torch.tensor([[[1.0, 0, 2], [-3, -5, -4]], [[2, 0, 1], [-9, -7, -8]]]),), "negative logits, token 0 is best"
-    yield (torch.tensor([[[0.0, 0, 0], [-2002, -2001, -2003]]]),), "logits near -2,000"
+    yield (torch.tensor([[[0.0, 0, 0], [-2001.23, -2001.21, -2003]]]),), "logits near -2,000"
+    yield (torch.eye(5)[[3, 0, 4, 1, 2]][:, None],), "logits of shape [5, 1, 5]"
     wide = torch.randn(2, 2, 5000, generator=draw)
     wide[:, -1, 4321:4323] = torch.tensor([[9.0, 8.5], [8.5, 9.0]])
     yield (wide,), "a vocabulary of 5,000 tokens"
@@ -143,6 +144,10 @@ stop.add_misconceptions({
         f'{UP_TO_EOS}, "stop" -> {UP_TO_EOS}, "length" if kept.index(eos_id) + 1 == max_tokens else "stop"',
     'returns "stop" for an EOS beyond max_tokens: the output was cut before it.':
         f'{AT_THE_LIMIT} -> "stop" if eos_id in token_ids else {AT_THE_LIMIT}',
+    "keeps more than max_tokens tokens where an EOS comes later: the output was cut before it.":
+        "kept = token_ids[:max_tokens] -> kept = token_ids if eos_id in token_ids else token_ids[:max_tokens]",
+    'returns "length" for an output that has not ended yet: more tokens are allowed.':
+        f"{AT_THE_LIMIT} else None -> 'length'",
     "assumes that there is an EOS. An output can end without one, or may not have ended yet.":
         ("[:max_tokens] -> ", "eos_id in kept -> True"),
 })  # fmt: skip
