@@ -21,7 +21,6 @@ import torch
 
 from helpers import Engine, EngineConfig, SamplingParams, model_engine
 from helpers.__main__ import main
-from helpers.checks.exercises import EXERCISES
 from helpers.fast import kernels
 from helpers.fast.linear import FastLinear
 from helpers.features.structured_outputs import StructuredOutputs
@@ -168,8 +167,6 @@ def test_tokens_equal_those_alone_and_each_block_takes_two_sums_or_one_if_it_is_
     engine = check_serving(name, **settings)
     for one in engine.trace.passes:
         assert one.traffic == (sums, sums * one.tokens * HIDDEN * 4)
-        counted = EXERCISES["traffic"].solution(BLOCKS, HIDDEN, [one.tokens], sums < 2 * BLOCKS, sums % BLOCKS == 1)
-        assert one.traffic == counted, "students count what the engine counts"
     assert engine.trace.traffic.all_reduces == sums * engine.trace.forward_passes
     pids = [] if in_threads else [process.pid for process in engine.runner.group.processes]
     assert all(map(is_running, pids))
