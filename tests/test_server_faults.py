@@ -55,7 +55,7 @@ def test_a_full_queue_is_429_before_any_header_of_a_stream():
             response = post(server, **body(OWL, 6, stream=stream))
             assert response.headers["content-type"] == "application/json"
             assert 1 <= int(response.headers["retry-after"]) <= 60
-            error = error_of((response.status_code, response.json()), 429)
+            error = error_of(response, 429)
             assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
         chat = {"messages": [{"role": "user", "content": OWL}], "stream": True}
         assert post(server, "/v1/chat/completions", **chat).status_code == 429
@@ -146,7 +146,7 @@ def test_a_deadline_that_passes_in_the_queue_is_504(stream):
     with gated(deadline=PATIENCE) as (server, gate):
         first, second = send_in_order(server, body(OWL, 5), body(MILLER, 5))
         response = post(server, **body(FOX, 5, deadline=0.1, stream=stream))
-        error = error_of((response.status_code, response.json()), 504)
+        error = error_of(response, 504)
         assert error["code"] == "deadline_passed" and "0.1 s" in error["message"]
         assert response.headers["x-should-retry"] == "false"
         wait_for_streams(server, 2)
@@ -239,10 +239,8 @@ def test_a_crash_of_the_engine_ends_every_request():
         assert "The engine has stopped: SystemExit: the end" in error_of(running.outcome, 500)["message"]
         assert "The engine has stopped" in streamed.outcome[1][-1]["error"]["message"]
         assert "The engine has stopped" in error_of(waiting.outcome, 500)["message"]
-        health = httpx.get(server.url + "/health")
-        assert error_of((health.status_code, health.json()), 503)
-        response = post(server, **body(OWL, 2, stream=True))
-        assert "must be restarted" in error_of((response.status_code, response.json()), 500)["message"]
+        assert error_of(httpx.get(server.url + "/health"), 503)
+        assert "must be restarted" in error_of(post(server, **body(OWL, 2, stream=True)), 500)["message"]
         assert httpx.get(server.url + "/metrics").status_code == 200
         assert server.num_in_flight() == 0
 
