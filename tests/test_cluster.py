@@ -99,14 +99,6 @@ class User(threading.Thread):
         self.join(60)
 
 
-def wait_patiently(condition, message: str, patience: float = 120.0) -> None:
-    """Wait, and ask seldom: the processes that start need the cores."""
-    end = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < end, message
-        time.sleep(0.2)
-
-
 def wait_for_two(front, other_than: str | None = None) -> None:
     wait_until(lambda: len(found := replicas(front)) == 2 and other_than not in found, "the replica was not replaced")
 
@@ -136,7 +128,7 @@ def test_a_rolling_restart_replaces_all_replicas_and_fails_no_stream(cluster, ex
     users = [User(cluster, name) for name in ("greedy", "seeded")]
     wait_until(lambda: all(len(one.readers) > 1 for one in users), "no stream has ended")
     assert httpx.post(f"{cluster.url}/replicas/restart", json={}).json() == {"replaced": list(old)}
-    wait_patiently(
+    wait_until(
         lambda: len(found := replicas(cluster)) == 2 and not old.keys() & found.keys(),
         "the restart did not end",
         patience=400,
@@ -205,14 +197,14 @@ def test_a_burst_starts_a_second_replica_which_answers_requests_and_is_given_bac
     with launch(*options, module="helpers.cluster") as front:
         (first,) = replicas(front)
         users = [User(front, name) for name in ("greedy", "seeded") * 4]
-        wait_patiently(lambda: len(replicas(front)) == 2, "no second replica was started")
+        wait_until(lambda: len(replicas(front)) == 2, "no second replica was started")
         pids = {name: one["pid"] for name, one in replicas(front).items()}
         (second,) = pids.keys() - {first}
-        wait_patiently(lambda: replicas(front)[second]["running"], "the second replica gets no requests")
+        wait_until(lambda: replicas(front)[second]["running"], "the second replica gets no requests")
         for one in users:
             one.stop()
-        wait_patiently(lambda: len(replicas(front)) == 1, "no replica was given back")
-        wait_patiently(lambda: sum(map(psutil.pid_exists, pids.values())) == 1, "its process was not ended")
+        wait_until(lambda: len(replicas(front)) == 1, "no replica was given back")
+        wait_until(lambda: sum(map(psutil.pid_exists, pids.values())) == 1, "its process was not ended")
         for one in [reader for user in users for reader in user.readers]:
             assert one.error is None and one.text == expected[one.name_of_request]
         assert metric(front, "replicas_lost") == metric(front, "requests_resumed") == 0

@@ -230,9 +230,7 @@ def writes(monkeypatch) -> list[bytes]:
     ("request_line", "status", "end"),
     [
         (b"POST /v1/completions", b"200", b"}}"),
-        (b"GET /health", b"200", b"}"),
         (b"HEAD /health", b"200", b"\r\n\r\n"),
-        (b"GET /nothing", b"404", b"}}"),
         (b"GET /page/page.css", b"200", b"}\n"),
         (b"an invalid request", b"400", b"}}"),
     ],

@@ -206,6 +206,9 @@ def test_slow_motion(server):
             assert error_of(post(server, "/pace", seconds=wrong), 400)["param"] == "seconds"
         nan = httpx.post(server.url + "/pace", content='{"seconds": NaN}', headers={"Content-Type": "application/json"})
         assert nan.status_code == 400
+        # A browser sends no JSON across sites without asking first, but it may send this content type.
+        text = httpx.post(server.url + "/pace", content='{"seconds": 0}', headers={"Content-Type": "text/plain"})
+        assert "Content-Type: application/json" in error_of(text, 400)["message"]
     finally:
         httpx.post(server.url + "/pace", json={"seconds": 0}).raise_for_status()
 

@@ -220,7 +220,7 @@ def test_a_missing_prompt_and_a_missing_body(server):
     error = error_of(post(server, max_tokens=3), 400)
     assert (error["param"], error["message"]) == ("prompt", "The parameter 'prompt' is missing.")
     for sent in ({}, {"json": []}, {"json": "prompt"}, {"content": '{"prompt": "a"}'}, {"data": {"prompt": "a"}}):
-        assert "Send a JSON object" in error_of(httpx.post(url, **sent), 400)["message"]
+        assert "Content-Type: application/json" in error_of(httpx.post(url, **sent), 400)["message"]
     error = error_of(httpx.post(url, content='{"prompt": ', headers={"Content-Type": "application/json"}), 400)
     assert (error["type"], error["param"]) == ("invalid_request_error", None) and "not valid JSON" in error["message"]
 
