@@ -78,8 +78,6 @@ def test_replicas_of_two_devices_halve_the_time_and_have_the_rows_of_both(trace,
 
 
 def test_the_answer_names_the_smallest_fleet_or_asks_for_more(trace, capsys):
-    main([*trace, "--replicas", "1,2,4", "--slo", "e2e=4.5"])
-    assert "with E2E <= 4.5 s, the smallest of these fleets has 2 replicas." in capsys.readouterr().out
     main([*trace, "--replicas", "1,2", "--slo", "e2e=1"])
     assert "all of these fleets are too small: try more replicas." in capsys.readouterr().out
     main([*trace, "--replicas", "1", "--slo", "e2e=4.5", "--share", "0.5"])
