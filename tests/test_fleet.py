@@ -187,8 +187,3 @@ def test_if_all_requests_are_within_the_limits_their_share_is_exactly_one():
 def test_a_fleet_says_what_is_wrong_with_a_trace(requests, settings, reason):
     with pytest.raises(ValueError, match=reason):
         simulate_fleet([TimedRequest(*one) for one in requests], EngineConfig(**settings), COST, 1, RoundRobin())
-
-
-def test_a_fleet_without_replicas_is_refused():
-    with pytest.raises(ValueError, match="at least 1 replica, not 0"):
-        simulate_fleet([TimedRequest(0.0, 3, 3)], EngineConfig(), COST, 0, RoundRobin())
