@@ -92,6 +92,7 @@ def test_a_burst_fills_the_queue_and_all_of_it_ends(window, server):
 def test_with_static_batching_finished_rows_are_shown_until_their_batch_ends(window):
     with launch("--rows", "16", "--policy", "static", "--max-queue", "8", "--pace", "0.1") as server:
         page = window(server.url, expect_errors="status of 429")
+        expect(page.locator("#queue-count")).to_have_text("0 waiting, of at most 8")
         page.get_by_role("button", name="Send a burst").click()
         expect(page.locator("article[data-state=refused]")).to_have_count(8)
         finished = page.locator("#rows tr[data-work=finished]").first
