@@ -279,12 +279,12 @@ def test_when_the_server_works_for_every_connection_a_new_one_is_503_and_none_is
 
 
 def test_a_new_connection_costs_no_client_its_own_before_it_could_send_its_request(monkeypatch):
-    monkeypatch.setattr(connections, "LINGER", 0.2)
     monkeypatch.setattr(connections, "SENDING", PATIENCE)
     with serving(limits=ConnectionLimits(max_connections=20, client_timeout=2 * PATIENCE)) as server:
-        early = RawConnection(server, b"")
-        wait_until(lambda: num_connections(server) == 1)
-        flood = [RawConnection(server, HEAD) for _ in range(22)]
+        early, flood = RawConnection(server, b""), []
+        for number in range(22):  # not at once, which would overflow the queue of connections to accept
+            wait_until(lambda number=number: num_connections(server) >= min(1 + number, 20))
+            flood.append(RawConnection(server, HEAD))
         for refused in flood[19:]:  # its request, which is not read, does not discard the refusal
             assert error_of(response_of(refused), 503)["code"] == "too_many_connections"
         early.socket.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
