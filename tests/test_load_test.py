@@ -668,8 +668,8 @@ def test_a_rejected_trial_request_is_an_error(capsys):
     async def refuse(stub, request, body):
         return web.json_response({"error": {"message": "no field ignore_eos"}}, status=400)
 
-    with Stub(handle=refuse) as stub, pytest.raises(SystemExit):
-        main(["--url", stub.url])
+    with Stub(key="secret", handle=refuse) as stub, pytest.raises(SystemExit):
+        main(["--url", stub.url, "--api-key", "secret"])
     assert "400: no field ignore_eos" in capsys.readouterr().err
 
 
