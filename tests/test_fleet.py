@@ -29,6 +29,7 @@ from helpers.simulator import (
     simulate_fleet,
 )
 from helpers.simulator.fleet import check_trace
+from tests.support.routers import CacheAlone
 
 COST = CostModel(iterations=0.01, prefills=0.001, tokens=0.0002, sequences=0.0001, keys=1e-6, pairs=1e-8, adapters=2e-4)
 
@@ -150,6 +151,23 @@ def test_a_simulated_fleet_routes_as_replicas_in_lock_step_do(workload, router):
     assert fleet.free_rows == lockstep.free_rows
     assert fleet.loads == lockstep.loads
     assert fleet.choices == lockstep.choices
+
+
+def test_a_router_sees_the_blocks_that_a_replica_has_cached_so_far():
+    config, prompt = EngineConfig(4, 256, num_blocks=40, block_size=16), list(range(70))
+    requests, seen = [TimedRequest(0.0, prompt, 100), TimedRequest(0.05, prompt, 100)], []
+
+    class Watching(CacheAlone):
+        def choose(self, prompt_token_ids, replicas):
+            seen[-1].append([replica.cached_tokens(prompt_token_ids) for replica in replicas])
+            return super().choose(prompt_token_ids, replicas)
+
+    results = []
+    for skip in (True, False):
+        seen.append([])
+        results.append(simulate_fleet(requests, config, CostModel(iterations=0.01), 2, Watching(), skip))
+    assert seen[0] == seen[1] == [[0, 0], [64, 0]]
+    assert results[0] == results[1]
 
 
 def test_goodput_counts_the_requests_within_all_limits():
