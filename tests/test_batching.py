@@ -6,7 +6,6 @@ test_batching_exactness.py shows that the tokens of real models are right, in wh
 
 import copy
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -201,12 +200,6 @@ def test_init_reports_what_is_wrong_with_a_request(letters, requests, message):
 
 def test_a_request_may_fill_the_context_exactly(letters):
     assert init_batch([("abc", 13), ("a", 1)], *letters)["tokens_remaining"] == [13, 1]
-
-
-def test_a_model_whose_positions_have_no_end_accepts_any_length(letters):
-    model = CountingModel(eos_token_id=99)
-    model.config.get_text_config = lambda: SimpleNamespace(num_hidden_layers=1)  # like BLOOM's: no number of positions
-    assert run([("abc", 50), ("a", 1)], model, letters[1], steps=20)["tokens_remaining"] == [30, 0]
 
 
 def test_merging_a_batch_that_has_not_been_prefilled_raises_an_error_that_says_what_to_call(letters):

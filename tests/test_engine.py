@@ -19,6 +19,7 @@ from helpers.engine import EngineCore, FirstComeFirstServed, ModelInfo, Schedule
 from helpers.simulator import SimulatedRunner
 from tests.simulation import operations
 from tests.support import families
+from tests.support.context_runner import check_nothing_is_left
 from tests.support.engine_machine import failing
 
 EXECUTIONS = pytest.mark.parametrize("execution", ["padded", "auto"])
@@ -212,19 +213,6 @@ def test_waiting_and_running_requests_have_their_labels_in_the_trace():
 
 
 # --- streams --------------------------------------------------------------------------------------------------------
-
-
-def test_a_stream_yields_everything_even_if_other_callers_run_the_steps():
-    engine = letters_engine()
-    engine.add_request("d", SamplingParams(2), "other")
-    stream = engine.stream("a", SamplingParams(5))
-    assert next(stream).text == "b"
-    assert [(output.request_id, output.new_text) for output in engine.step()] == [("other", "e"), ("other", "f")]
-    assert engine.generate("e", SamplingParams(2))[0].text == "fg"
-    assert run(engine) == [], "what a stream reads is not returned to callers of step"
-    assert not engine.scheduler.unfinished
-    assert [piece.new_text for piece in stream] == ["c", "d", "e", "f"]
-    assert list(stream) == [] and not engine.has_unfinished_requests()
 
 
 def test_a_stream_that_is_read_late_does_not_cancel_or_read_a_later_request_with_its_id():
@@ -437,12 +425,7 @@ def test_a_policy_that_fails_ends_all_requests_and_the_engine_continues_exactly(
     assert [output.finish_reason for output in outputs[:2]] == ["abort", "abort"], "earlier outputs are delivered"
     assert {output.request_id for output in outputs[2:]} == {"long", *PROMPTS[4:7]} and len(outputs) == 6
     assert {(output.finish_reason, output.error) for output in outputs[2:]} == {("error", "LookupError: no plan")}
-    assert not engine.has_unfinished_requests() and not engine.scheduler.requests
-    if engine.block_manager is None:
-        assert engine.runner._decoding is None and not engine.runner._prefilling
-    else:
-        blocks = engine.block_manager
-        assert blocks.used == 0 and not blocks.tables and not any(blocks.references)
+    check_nothing_is_left(engine)
     policy.when = None
     for _ in range(2):  # the second time with what the prefix cache has kept
         for output, prompt in zip(engine.generate(PROMPTS, SamplingParams(15)), PROMPTS, strict=True):

@@ -25,7 +25,7 @@ def family(request):
 
 @of_every_family
 def test_chunks_preemptions_and_caching_change_no_token(family):
-    """With kernels and a linear backend that the families take in turn. test_speculation.py is with PyTorch alone."""
+    """The families take the linear backends in turn. In test_speculation.py, PyTorch computes everything."""
     others = [name for name in available_backends(torch.float32) if name != "pytorch"] or ["auto"]
     alone = reference(family)
     requests, expected = alone.requests[:8] * 2, alone.tokens[:8] * 2  # every request arrives twice

@@ -30,7 +30,7 @@ from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.detokenizer import REPLACEMENT_CHARACTER, text_of
 from helpers.engine import POLICIES
 from helpers.fast.linear_backends import available_backends
-from tests.support.context_runner import check_state
+from tests.support.context_runner import check_nothing_is_left, check_state
 from tests.support.families import CountingScheduler
 
 PAIRS = {"embedded": load_model, "gpt2": lambda: random_pair("gpt2"), "llama": lambda: random_pair("llama")}
@@ -222,7 +222,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert all(self.finished(id) for id in self.requests), "a request was lost"
         assert self.engine.step() == []
         self.queues_and_memory_agree()
-        self.check_nothing_is_left()
+        check_nothing_is_left(self.engine)
         self.check_the_trace()
         self.events.update({name: getattr(self.engine.scheduler, name) for name in EVENTS})
 
@@ -277,13 +277,6 @@ class EngineMachine(RuleBasedStateMachine):
         assert len(self.engine.scheduler.running) <= self.engine.config.max_batch_size
         if (blocks := self.engine.block_manager) is not None:
             assert all(len(table) == blocks.blocks_for(one.computed) for one, table in blocks.tables.items())
-
-    def check_nothing_is_left(self):
-        engine, scheduler = self.engine, self.engine.scheduler
-        assert not scheduler.unfinished and not scheduler.requests
-        assert not engine.outputs.pending and not engine.outputs._subscribers and not engine.outputs._emitted
-        if engine.block_manager is None:
-            assert engine.runner._decoding is None and not engine.runner._prefilling
 
     def check_the_trace(self):
         """Rows and tokens agree with the outputs. In padded execution, which never preempts, prefills do, too."""
