@@ -16,18 +16,31 @@ from tests.support import families
 
 
 class Run:
-    """A padded runner whose caches are checked after every plan."""
+    """A padded runner whose caches are checked after every plan.
 
-    def __init__(self):
-        self.runner = PaddedRunner(CountingModel(40, 99), letter_tokenizer())
+    Attributes:
+        error: what went wrong in the last plan, if a forward pass failed.
+    """
+
+    def __init__(self, context=40):
+        self.runner, self.error = PaddedRunner(CountingModel(context, 99), letter_tokenizer()), None
+        self._released: list[Sequence] = []
 
     def sequences(self, *prompts):
         ids = [[ord(letter) - ord("a") + 1 for letter in prompt] for prompt in prompts]
         return [Sequence(prompt, one, 9) for prompt, one in zip(prompts, ids, strict=True)]
 
+    def release(self, sequence):
+        """Preempt a sequence: the next plan tells the runner."""
+        sequence.computed = 0
+        self._released.append(sequence)
+
     def __call__(self, *chunks):
         """Run a plan; return for each forward pass its chunks as (prompt, tokens, pads)."""
-        output, passes = self.runner.run(Plan([Chunk(*chunk) for chunk in chunks]), lambda: 0.0), []
+        plan = Plan([Chunk(*chunk) for chunk in chunks], released=self._released)
+        self._released = []
+        output = self.runner.run(plan, lambda: 0.0)
+        self.error, passes = output.error, []
         for done in output.passes:
             passes.append(
                 [(c.sequence.request_id, c.tokens, n) for c, n in zip(done.chunks, done.padding, strict=True)]
@@ -82,6 +95,25 @@ def test_a_plan_runs_as_decodes_then_beginning_prompts_then_the_other_chunks():
     assert run((a, 1), (d, 1), (c, 1), (b, 2)) == [decodes, [("abcdefgh", 2, 0)]]
     assert run.places() == {"decoding": {"abc", "ef", "abcde", "abcdefgh"}, "prefilling": set()}
     assert a.token_ids == [1, 2, 3, 4, 5, 6] and b.token_ids == list(range(1, 10))
+
+
+def test_random_plans_leave_every_cache_right():
+    # Chunks of any length, rows left out, released and begun anew; `Run` checks caches and tokens after every plan.
+    for seed in range(15):
+        draw, run = random.Random(seed), Run(context=64)
+        texts = ("a", "abc", "bcdefgh", "cdefghi" * 3, "ab" * 6)
+        sequences = [run.sequences(draw.choice(texts))[0] for _ in range(6)]
+        released = 0
+        for _ in range(30):
+            chunks = []
+            for sequence in draw.sample(sequences, draw.randint(1, 6)):
+                if draw.random() < 0.08:
+                    run.release(sequence)
+                    released += 1
+                elif len(sequence.token_ids) < 60:
+                    chunks.append((sequence, draw.randint(1, sequence.num_uncomputed_tokens)))
+            run(*chunks)
+        assert released and any(sequence.generated > 5 for sequence in sequences)
 
 
 # --- families -------------------------------------------------------------------------------------------------------
