@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.features.adapters import peft_folder
-from tests.support.adapters import merged, write_adapter
+from tests.support.adapters import write_adapter
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FIRST = "base_model.model.transformer.h.0.attn.c_attn.lora_A.weight"
@@ -159,20 +159,6 @@ def test_large_weights_are_refused(engine, folder, monkeypatch):
 def test_a_name_that_is_no_name_is_refused(engine, folder, name):
     with pytest.raises(ValueError, match="name must be a text"):
         engine.load_adapter(name, folder)
-
-
-def test_a_name_in_use_is_refused_and_keeps_its_adapter(engine, folder, tmp_path):
-    model, tokenizer = random_pair("gpt2")
-    engine.load_adapter("twice", folder)
-    with pytest.raises(ValueError, match="'twice' is loaded already"):
-        engine.load_adapter("twice", write_adapter(tmp_path / "other", model, ["c_fc"], seed=1))
-    (output,) = engine.generate(PROMPTS[0], SamplingParams(12), adapter="twice")
-    assert output.token_ids == alone(merged(model, folder), tokenizer, PROMPTS[0], 12)
-    engine.unload_adapter("twice")
-
-
-@pytest.mark.parametrize("name", ["x", None, 3, ["a"]], ids=repr)
-def test_an_adapter_that_is_not_loaded_cannot_be_unloaded(engine, name):
     with pytest.raises(ValueError, match="There is no adapter"):
         engine.unload_adapter(name)
 

@@ -1,4 +1,8 @@
-"""Adapters: in any company, a request gets the tokens of the model with its adapter merged, and shares no block."""
+"""Adapters: in any company, a request gets the tokens of the model with its adapter merged, and shares no block.
+
+The layers that are called add their adapters' products themselves. One call that computes all blocks adds all products;
+test_fused_executor.py compares it with many calls.
+"""
 
 import copy
 import functools
@@ -15,22 +19,32 @@ from conftest import LONGEST, PROMPTS, alone, random_pair, spied
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from test_executor import RECOGNIZED
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from helpers import Engine, EngineConfig, Request, SamplingParams, StructuredOutputs, dequantized
-from helpers.fast import kernels
+from helpers.fast import attention, kernels
+from helpers.fast.fused_executor import FusedExecutor
 from helpers.fast.linear_backends import available_backends
 from helpers.features import adapters as feature
 from helpers.features.adapters.grouped_products import AdapterStack
-from helpers.runners.kv_pool import KVPool
 from tests.support.adapters import TARGETS, linears, merged, write_adapter
-from tests.support.families import FAMILIES, CountingScheduler, build, lead, skip_unless_ragged, tokenizer
+from tests.support.families import FAMILIES, CountingScheduler, build, by_name, lead, skip_unless_ragged, tokenizer
 from tests.support.families import generate as generate_alone
 
 NUM_ADAPTERS = 16
 RANKS = [4, 1, 8, 3, 16, 2]
 TINY = {"max_batch_size": 5, "max_tokens_per_step": 24, "block_size": 4}
 GREEDY = SamplingParams(max_tokens=20)
+ONE_CALL = {"linear_backend": "compiled", "num_blocks": 400}
+WIDE = {"max_batch_size": 16, "max_tokens_per_step": 1000}  # all prompts in one pass
+needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
+
+
+def in_one_call(**config):
+    """Return a parameter that lets one call compute all blocks, with these settings, too."""
+    return pytest.param(ONE_CALL | config, marks=needs_kernels)
 
 
 class Company:
@@ -59,12 +73,47 @@ class Company:
         return alone(self.merged[name], self.tokenizer, prompt, max_tokens)
 
 
-company_of = functools.cache(Company)  # test_adapters_in_one_call.py has it, too
+company_of = functools.cache(Company)
 
 
 @pytest.fixture(scope="session", params=["gpt2", "llama"])
 def company(request):
     return company_of(request.param)
+
+
+@pytest.fixture(scope="session")
+def llamas():
+    """One company, for what no family does differently."""
+    return company_of("llama")
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch) -> list[int]:
+    """How many groups of neighboring rows with one adapter each call for all blocks has. Calls compute chunks, too."""
+    calls, compute = [], FusedExecutor.__call__
+
+    def call(*args, adapted=()):
+        calls.append(len(adapted))
+        return compute(*args, adapted=adapted)
+
+    monkeypatch.setattr(attention, "_measure", lambda *_: True)
+    monkeypatch.setattr(FusedExecutor, "__call__", call)
+    return calls
+
+
+@pytest.fixture
+def stacked(monkeypatch) -> list[tuple]:
+    """The products that are added to the output of a layer that is called."""
+    stacked = []
+    monkeypatch.setattr(AdapterStack, "add_products", spied(AdapterStack.add_products, stacked))
+    return stacked
+
+
+def warmed_up(company, **config) -> Engine:
+    """Return an engine after its first pass, which writes the first keys and cannot be one call."""
+    engine = company.engine(**config)
+    engine.generate([[5, 6, 7]], SamplingParams(1))
+    return engine
 
 
 def adapters_of(engine: Engine):
@@ -76,29 +125,37 @@ def token_ids(outputs) -> list[list[int]]:
     return [output.token_ids for output in outputs]
 
 
+def last_tokens(engine: Engine) -> list[int]:
+    """Run an engine to its end and return the tokens of its last output."""
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+    return outputs[-1].token_ids
+
+
 # --- exact ------------------------------------------------------------------------------------------------------------
 
 
-def settings_of_all_kinds() -> list[dict]:
-    return [
+ONLY_DECODES = {"linear_backend": "compiled"}  # in one call, because PyTorch computes the attention of chunks
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
         {"kernels": False, "linear_backend": "pytorch"},
-        *({"linear_backend": name} for name in available_backends(torch.float32)),
-        {"num_blocks": 40, "scheduler_cls": CountingScheduler},
-        {"mixed_batches": False},
-        {"chunked_prefill": False, "max_tokens_per_step": 120},
-        {"prefix_caching": False, "max_tokens_per_step": 7},
+        *({"linear_backend": name} for name in available_backends(torch.float32) if name != "pytorch"),
+        {"num_blocks": 40, "scheduler_cls": CountingScheduler, "speculative": "ngram"},
+        {"mixed_batches": False, "chunked_prefill": False, "prefix_caching": False, "max_tokens_per_step": 120},
         {"max_batch_size": 17, "max_tokens_per_step": 512, "num_blocks": 400},
-        {"speculative": "ngram"},
-    ]
-
-
-@pytest.mark.parametrize("config", settings_of_all_kinds(), ids=str)
-def test_every_request_gets_the_tokens_of_its_merged_model(company, config, always_drafts):
-    check_random_company(company, config)
-
-
-def check_random_company(company, config: dict) -> None:
-    """Run requests that arrive at random, with all adapters and none, and compare their tokens."""
+        in_one_call(num_blocks=40, scheduler_cls=CountingScheduler),
+        in_one_call(prefix_caching=False, max_tokens_per_step=7),
+        in_one_call(max_batch_size=17, max_tokens_per_step=512),
+        in_one_call(speculative="ngram"),
+    ],
+    ids=str,
+)
+def test_every_request_gets_the_tokens_of_its_merged_model(company, config, calls, stacked, always_drafts, monkeypatch):
+    """Requests arrive at random, with all adapters and none."""
+    monkeypatch.setattr(attention, "_measure", lambda *_: config != ONLY_DECODES)
     draw = random.Random(str(config))
     engine = company.engine(**config)
     requests = [
@@ -117,6 +174,10 @@ def check_random_company(company, config: dict) -> None:
     assert engine.block_manager.used == 0
     if "scheduler_cls" in config:
         assert engine.scheduler.num_preempted > 3 and engine.scheduler.num_partial_chunks > 3
+    if config.get("linear_backend") == "compiled":
+        assert max(calls) > 1
+        layered = {id(rows) for *_, rows in stacked}
+        assert len(layered) <= 1 or config == ONLY_DECODES, "only the pass that writes the first keys calls layers"
 
 
 def test_adapters_change_the_tokens_of_most_requests(company):
@@ -139,14 +200,52 @@ def check_all_layers(model, folder, **config) -> None:
     folders = [write_adapter(folder / str(seed), model, "all-linear", seed, 3 + 4 * seed, 0.3) for seed in (0, 1)]
     for one in folders:
         engine.load_adapter(one.name, one)
-    models = [model, *(merged(model, one) for one in folders)] * 2
-    prompts = [tokenizer().decode(range(start, start + 11)) for start in range(40, 100, 10)]
+    models = [model, *(merged(model, one) for one in folders)]
+    prompts = [tokenizer().decode(range(start, start + 11)) for start in (40, 50, 70)]
     expected = [generate_alone(one, Request(prompt, 12)) for one, prompt in zip(models, prompts, strict=True)]
-    outputs = engine.generate(prompts, SamplingParams(max_tokens=12), adapter=[None, "0", "1"] * 2)
+    outputs = engine.generate(prompts, SamplingParams(max_tokens=12), adapter=[None, "0", "1"])
     is_clear = [lead(logits) > 1e-4 for _, logits in expected]
-    assert sum(is_clear) >= 4
+    assert sum(is_clear) >= 2
     for clear, output, (tokens, _) in zip(is_clear, outputs, expected, strict=True):
         assert not clear or output.token_ids == tokens
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", sorted(RECOGNIZED))
+def test_every_recognized_family_runs_adapters_of_all_its_layers_in_one_call(name, calls, tmp_path):
+    check_all_layers(build(by_name(name)), tmp_path, linear_backend="compiled")
+    assert calls.count(2) > 4
+
+
+@needs_kernels
+def test_sizes_that_fill_no_vector_are_multiplied_to_the_end(calls, tmp_path):
+    _, byte_tokenizer = random_pair("gpt2")
+    config = GPT2Config(
+        vocab_size=len(byte_tokenizer), n_positions=64, n_embd=20, n_inner=42, n_head=2, n_layer=2,
+        initializer_range=0.5, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(config).eval()
+    engine = Engine(model, byte_tokenizer, EngineConfig(**TINY, linear_backend="compiled"))
+    folder = write_adapter(tmp_path / "a", model, "all-linear", 0, 5, 0.7)
+    engine.load_adapter("a", folder)
+    outputs = engine.generate(PROMPTS[:3], GREEDY, adapter=["a", None, "a"])
+    models = merged(model, folder), model, merged(model, folder)
+    assert token_ids(outputs) == [
+        alone(one, byte_tokenizer, prompt, 20) for one, prompt in zip(models, PROMPTS[:3], strict=True)
+    ]
+    assert 2 in calls
+
+
+def test_an_adapter_of_other_layers_takes_a_free_slot(llamas):
+    """Three adapters of attention run first, in stacks of four slots. The next one changes the MLP, which has none."""
+    engine = Engine(llamas.model, llamas.tokenizer, EngineConfig(**TINY, kernels=False, linear_backend="pytorch"))
+    for names in (llamas.names[1:10:4], llamas.names[2:3]):
+        for name in names:
+            engine.load_adapter(name, llamas.folders[name])
+        outputs = engine.generate([PROMPTS[0]] * len(names), GREEDY, adapter=names)
+        assert token_ids(outputs) == [llamas.alone(name, PROMPTS[0], 20) for name in names]
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
@@ -158,23 +257,6 @@ def test_adapters_run_on_quantized_weights(company, weights):
     for name, output in zip(names, outputs, strict=True):
         model = merged(base, company.folders[name])
         assert output.token_ids == alone(model, company.tokenizer, PROMPTS[3], 20)
-
-
-def test_adapters_follow_weights_that_change():
-    llamas = company_of("llama")
-    engine = llamas.engine()
-    name = llamas.names[3]
-    before = engine.generate(PROMPTS[3], GREEDY, adapter=name)
-    weight = llamas.model.model.layers[0].self_attn.q_proj.weight
-    with torch.no_grad():
-        weight *= 0.5
-    try:
-        after = engine.generate(PROMPTS[3], GREEDY, adapter=name)
-        model = merged(llamas.model, llamas.folders[name])
-        assert token_ids(after) == [alone(model, llamas.tokenizer, PROMPTS[3], 20)] != token_ids(before)
-    finally:
-        with torch.no_grad():
-            weight *= 2
 
 
 # --- with other features ----------------------------------------------------------------------------------------------
@@ -203,35 +285,19 @@ def test_samples_rules_and_structures_are_those_of_the_merged_model(company, par
         assert token_ids(outputs) == token_ids(merged_engine(company, name).generate(PROMPTS[1], params))
 
 
-def test_samples_of_one_request_share_the_blocks_of_their_prompt(company, monkeypatch):
-    copies = []
-    monkeypatch.setattr(KVPool, "copy_block", spied(KVPool.copy_block, copies))
-    params = SamplingParams(max_tokens=8, temperature=1.0, seed=1, n=3, ignore_eos=True)
-    company.engine().generate([[5] * 22], params, adapter=company.names[1])  # the last block is half full
-    assert len(copies) == 2
-
-
-def test_beams_are_those_of_the_merged_model(company):
-    engine, name = company.engine(), company.names[3]
-    engine.add_request(PROMPTS[2], GREEDY, adapter=company.names[2])
-    found = engine.beam_search(PROMPTS[1], 3, 10, adapter=name)
-    expected = merged_engine(company, name).beam_search(PROMPTS[1], 3, 10)
-    assert [beam.token_ids for beam in found] == [beam.token_ids for beam in expected]
-
-
-def test_scores_and_continued_outputs_are_those_of_the_merged_model(company):
-    engine, name = company.engine(), company.names[7]
-    params = SamplingParams(0, prompt_logprobs=0)
-    (scored,) = engine.generate(PROMPTS[3], params, adapter=name)
-    (expected,) = merged_engine(company, name).generate(PROMPTS[3], params)
-    for scores, own in zip(scored.prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
-        assert scores == pytest.approx(own, abs=1e-3)
+def test_streams_beams_scores_and_continued_outputs_are_those_of_the_merged_model(company):
+    name = company.names[7]
+    engine, own = company.engine(), merged_engine(company, name)
+    engine.add_request(PROMPTS[2], GREEDY, adapter=company.names[2])  # company
+    streamed = [token for one in engine.stream(PROMPTS[0], GREEDY, adapter=name) for token in one.new_token_ids]
+    assert streamed == company.alone(name, PROMPTS[0], 20)
+    found, expected = engine.beam_search(PROMPTS[1], 3, 10, adapter=name), own.beam_search(PROMPTS[1], 3, 10)
+    assert token_ids(found) == token_ids(expected)
+    torch.testing.assert_close(prompt_scores(engine, [name]), prompt_scores(own, [None]), rtol=0, atol=1e-3)
     params = SamplingParams(20, ignore_eos=True)
-    whole = merged_engine(company, name).generate(PROMPTS[3], params)[0].token_ids
+    whole = own.generate(PROMPTS[3], params)[0].token_ids
     engine.add_request(PROMPTS[3], params, adapter=name, generated={0: whole[:4]})
-    while engine.has_unfinished_requests():
-        outputs = engine.step()
-    assert outputs[-1].token_ids == whole
+    assert last_tokens(engine) == whole
 
 
 def prompt_scores(engine: Engine, names: list[str | None]) -> torch.Tensor:
@@ -241,32 +307,37 @@ def prompt_scores(engine: Engine, names: list[str | None]) -> torch.Tensor:
     return torch.tensor([[next(iter(one.values())) for one in output.prompt_logprobs[1:]] for output in outputs])
 
 
-def check_bfloat16(company, engine: Engine) -> None:
+@pytest.mark.parametrize("config", [{}, in_one_call(**WIDE)], ids=["layers", "one call"])
+def test_in_bfloat16_scores_are_closer_to_those_of_the_merged_model_than_to_any_others(company, config, calls):
     """Rounding moves scores; those of another adapter differ by much more."""
-    names = company.names[:6]
+    engine, names = warmed_up(company, dtype=torch.bfloat16, **config), company.names[:6]
     actual = prompt_scores(engine, names)
     for number, name in enumerate(names):
         expected = prompt_scores(merged_engine(company, name, dtype=torch.bfloat16), [None])
         distances = (actual - expected).abs().mean(1)
         assert distances.argmin() == number
         assert distances[number] < 0.2 * distances.sort().values[1]
+    assert not config or max(calls) == 5
 
 
-def test_in_bfloat16_scores_are_closer_to_those_of_the_merged_model_than_to_any_others(company):
-    check_bfloat16(company, company.engine(dtype=torch.bfloat16))
-
-
-def test_a_stream_runs_with_an_adapter(company):
-    name = company.names[2]
-    stream = company.engine().stream(PROMPTS[0], GREEDY, adapter=name)
-    assert [token for output in stream for token in output.new_token_ids] == company.alone(name, PROMPTS[0], 20)
+@needs_kernels
+@pytest.mark.parametrize("threads", [2, 3])
+def test_the_number_of_threads_changes_no_bit(company, threads, calls, request):
+    request.addfinalizer(lambda: torch.set_num_threads(1))
+    engine = warmed_up(company, **ONE_CALL, prefix_caching=False, **WIDE)
+    expected = prompt_scores(engine, company.names[:9])
+    torch.set_num_threads(threads)
+    calls.clear()
+    for _ in range(10):
+        assert torch.equal(prompt_scores(engine, company.names[:9]), expected)
+    assert len(calls) >= 10
 
 
 # --- isolation, and what a pass does ----------------------------------------------------------------------------------
 
 
-def test_blocks_are_shared_within_an_adapter_and_never_across(company):
-    engine, (one, other) = company.engine(num_blocks=400), company.names[1:3]
+def test_blocks_are_shared_within_an_adapter_and_never_across(llamas):
+    engine, (one, other) = llamas.engine(num_blocks=400), llamas.names[1:3]
     computed = []
     for name in (one, one, other, None, None, other, one):
         before = engine.trace.prompt_tokens
@@ -276,17 +347,17 @@ def test_blocks_are_shared_within_an_adapter_and_never_across(company):
     assert computed == [whole, rest, whole, whole, rest, rest, rest] and rest < whole / 4
 
 
-def test_another_adapter_under_an_old_name_finds_no_blocks_of_the_old_one(company):
-    engine, (name, other) = company.engine(), company.names[1:3]
+def test_another_adapter_under_an_old_name_finds_no_blocks_of_the_old_one(llamas):
+    engine, (name, other) = llamas.engine(), llamas.names[1:3]
     engine.generate(PROMPTS[3], GREEDY, adapter=name)
     engine.unload_adapter(name)
-    engine.load_adapter(name, company.folders[other])
-    assert token_ids(engine.generate(PROMPTS[3], GREEDY, adapter=name)) == [company.alone(other, PROMPTS[3], 20)]
+    engine.load_adapter(name, llamas.folders[other])
+    assert token_ids(engine.generate(PROMPTS[3], GREEDY, adapter=name)) == [llamas.alone(other, PROMPTS[3], 20)]
 
 
-def test_a_pass_calls_every_base_layer_once_and_multiplies_by_each_stack_once(company, monkeypatch):
-    engine = company.engine(max_batch_size=16, num_blocks=400, kernels=False, linear_backend="pytorch")
-    for name in company.names[1:]:
+def test_a_pass_calls_every_base_layer_once_and_multiplies_by_each_stack_once(llamas, monkeypatch):
+    engine = llamas.engine(max_batch_size=16, num_blocks=400, kernels=False, linear_backend="pytorch")
+    for name in llamas.names[1:]:
         engine.add_request(PROMPTS[2], GREEDY, adapter=name)
     engine.step()
     base, products = Counter(), []
@@ -294,95 +365,150 @@ def test_a_pass_calls_every_base_layer_once_and_multiplies_by_each_stack_once(co
         layer.register_forward_pre_hook(lambda *_, path=path: base.update([path]))
     monkeypatch.setattr(AdapterStack, "add_products", spied(AdapterStack.add_products, products))
     engine.step()
-    assert set(base.values()) == {1} and len(base) == len(linears(company.model))
+    assert set(base.values()) == {1} and len(base) == len(linears(llamas.model))
     assert len(products) <= len(base)
 
 
-def test_the_model_itself_stays_as_it_is(company):
-    before = [weight.clone() for weight in company.model.parameters()]
-    engine = company.engine()
-    engine.generate(PROMPTS[0], GREEDY, adapter=company.names[1])
-    assert all(torch.equal(*pair) for pair in zip(before, company.model.parameters(), strict=True))
-    assert all("forward" not in vars(layer) for layer in company.model.modules())
-    assert token_ids(engine.generate(PROMPTS[0], GREEDY)) == [company.alone(None, PROMPTS[0], 20)]
+def test_the_model_itself_stays_as_it_is(llamas):
+    before = [weight.clone() for weight in llamas.model.parameters()]
+    engine = llamas.engine()
+    engine.generate(PROMPTS[0], GREEDY, adapter=llamas.names[1])
+    assert all(torch.equal(*pair) for pair in zip(before, llamas.model.parameters(), strict=True))
+    assert all("forward" not in vars(layer) for layer in llamas.model.modules())
+    assert token_ids(engine.generate(PROMPTS[0], GREEDY)) == [llamas.alone(None, PROMPTS[0], 20)]
 
 
-def test_a_failed_pass_fails_its_requests_and_the_next_ones_run(company, monkeypatch):
-    engine, name = company.engine(), company.names[1]
+@pytest.mark.parametrize(
+    ("config", "where"),
+    [
+        ({}, (AdapterStack, "add_products")),
+        pytest.param(ONE_CALL, (FusedExecutor, "__call__"), marks=needs_kernels),
+    ],
+    ids=["layers", "one call"],
+)
+def test_a_failed_pass_fails_its_requests_and_leaves_no_adapters_behind(llamas, config, where, monkeypatch):
+    engine, name = warmed_up(llamas, **config), llamas.names[1]
     with monkeypatch.context() as context:
-        context.setattr(AdapterStack, "add_products", lambda *_: 1 / 0)
+        context.setattr(*where, lambda *_, **__: 1 / 0)
         with pytest.warns(UserWarning, match="failed"):
             (failed,) = engine.generate(PROMPTS[0], GREEDY, adapter=name)
     assert failed.finish_reason == "error"
-    outputs = engine.generate([PROMPTS[0]] * 2, GREEDY, adapter=[name, None])
-    assert token_ids(outputs) == [company.alone(one, PROMPTS[0], 20) for one in (name, None)]
+    for one in (None, name):
+        assert token_ids(engine.generate(PROMPTS[0], GREEDY, adapter=one)) == [llamas.alone(one, PROMPTS[0], 20)]
+
+
+# --- one call ---------------------------------------------------------------------------------------------------------
+
+
+@needs_kernels
+def test_each_pass_with_adapters_is_one_call(llamas, calls, stacked):
+    engine, names = warmed_up(llamas, **ONE_CALL, **WIDE), [llamas.names[number] for number in (1, 1, 2, 0, 3, 1)]
+    calls.clear()
+    engine.generate(PROMPTS[:6], SamplingParams(6, ignore_eos=True), adapter=names)
+    passes = len(engine.trace.passes) - 1
+    assert len(calls) == passes and not stacked
+    assert calls[-1] == 4, "neighboring rows of one adapter are multiplied together"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"kernels": False}, {"linear_backend": "pytorch"}, {"linear_backend": "auto", "weights": "int8"}],
+    ids=str,
+)
+def test_where_no_call_can_compute_all_blocks_layers_are_called(llamas, config, calls, stacked):
+    engine = warmed_up(llamas, **{"linear_backend": "pytorch"} | config)
+    engine.generate([PROMPTS[0]] * 2, GREEDY, adapter=llamas.names[:2])
+    assert not calls and stacked
+
+
+@needs_kernels
+def test_chunks_that_are_not_those_of_the_rows_are_an_error(llamas, monkeypatch, calls):
+    engine = warmed_up(llamas, **ONE_CALL)
+    usual = engine.runner._begin_pass
+    monkeypatch.setattr(engine.runner, "_begin_pass", lambda chunks: usual(chunks and chunks * 2))
+    calls.clear()
+    with pytest.warns(UserWarning, match="38"):
+        engine.generate(PROMPTS[0], GREEDY, adapter=llamas.names[1])
+    assert not calls
+
+
+@needs_kernels
+def test_nothing_reads_the_matrices_of_a_freed_adapter(llamas, calls):
+    """They are overwritten with NaN, and so is memory that new adapters might get."""
+    engine = warmed_up(llamas, **ONE_CALL)
+    engine.generate(PROMPTS[:3], GREEDY, adapter=llamas.names[1:4])
+    tables = engine.runner.call_model.fused.adapters._tables
+    assert len(tables) == 3
+    old = [one for table in tables.values() for one in table._copies]
+    for name in llamas.names[1:4]:
+        engine.unload_adapter(name)
+    engine.generate(PROMPTS[0], GREEDY)  # the engine refers to the requests of the latest pass
+    gc.collect()
+    assert not tables
+    with torch.inference_mode():
+        for matrix in old:
+            matrix.fill_(torch.nan)
+    for name, other in zip(llamas.names[1:4], llamas.names[4:7], strict=True):
+        engine.load_adapter(name, llamas.folders[other])
+    calls.clear()
+    outputs = engine.generate(PROMPTS[:3], GREEDY, adapter=llamas.names[1:4])
+    expected = zip(llamas.names[4:7], PROMPTS[:3], strict=True)
+    assert token_ids(outputs) == [llamas.alone(name, prompt, 20) for name, prompt in expected]
+    assert 3 in calls
+
+
+@pytest.mark.parametrize("backend", [pytest.param("compiled", marks=needs_kernels), "pytorch"])
+@pytest.mark.parametrize("running", ["recompute", "finish"])
+def test_adapters_run_on_the_weights_of_their_iteration(llamas, running, backend, calls):
+    """After an update, a running request goes on with the new weights, or finishes on the old ones."""
+    name, params = llamas.names[3], SamplingParams(16, ignore_eos=True)
+    model, other = copy.deepcopy(llamas.model), copy.deepcopy(llamas.model)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight *= 0.9
+    engine = Engine(model, llamas.tokenizer, EngineConfig(**TINY | ONE_CALL | {"linear_backend": backend}))
+    engine.load_adapter(name, llamas.folders[name])
+    old, new = merged_engine(llamas, name), Engine(merged(other, llamas.folders[name]), llamas.tokenizer)
+    engine.add_request(PROMPTS[1], params, adapter=name)
+    for _ in range(6):
+        engine.step()
+    (sequence,) = engine.scheduler.running
+    begun = sequence.token_ids[-sequence.generated :]
+    engine.update_weights(other, running=running)
+    judge = new if running == "recompute" else old
+    judge.add_request(PROMPTS[1], params, generated={0: begun})
+    assert 0 < len(begun) < 16 and last_tokens(engine) == last_tokens(judge)
+    after = engine.generate(PROMPTS[1], params, adapter=name)
+    assert token_ids(after) == token_ids(new.generate(PROMPTS[1], params))
+    assert calls[-1:] == [1] * (backend == "compiled")
 
 
 # --- loading and unloading while requests run -------------------------------------------------------------------------
 
 
-def test_running_requests_finish_with_an_unloaded_adapter_and_new_ones_are_refused(company):
-    engine, name = company.engine(), company.names[1]
-    request_id = engine.add_request(PROMPTS[0], GREEDY, adapter=name)
-    waiting = [engine.add_request(prompt, GREEDY, adapter=name) for prompt in PROMPTS[1:8]]  # some have no row yet
-    other = engine.add_request(PROMPTS[0], GREEDY, adapter=company.names[2])
-    for _ in range(3):
-        engine.step()
-    loaded = weakref.ref(adapters_of(engine).loaded[name])
-    engine.unload_adapter(name)
-    with pytest.raises(ValueError, match="There is no adapter"):
-        engine.add_request(PROMPTS[0], GREEDY, adapter=name)
-    outputs = {}
-    while engine.has_unfinished_requests():
-        assert loaded() is not None or all(id in outputs for id in (request_id, *waiting))
-        for output in engine.step():
-            if output.finish_reason:
-                outputs[output.request_id] = output.token_ids
-    expected = [company.alone(name, prompt, 20) for prompt in PROMPTS[:8]]
-    assert [outputs[id] for id in (request_id, *waiting)] == expected
-    assert outputs[other] == company.alone(company.names[2], PROMPTS[0], 20)
-    gc.collect()
-    assert loaded() is None, "its memory is free"
-
-
-def test_the_memory_of_an_adapter_is_free_once_it_is_unloaded_and_unused(company):
-    engine = company.engine()
-    engine.generate(PROMPTS[0], GREEDY, adapter=company.names[1])
-    for name in company.names[1:]:
-        engine.unload_adapter(name)
-    assert all(layer.stack is None for layer in engine.runner._adapted.values())
-
-
-def test_a_refused_request_leaves_no_user_behind(company):
-    engine, name = company.engine(), company.names[1]
-    with pytest.raises(ValueError, match="generated"):
-        engine.add_request(PROMPTS[0], GREEDY, adapter=name, generated={7: []})
-    with pytest.raises(ValueError, match="no adapter 'x'"):
-        engine.generate([PROMPTS[0], PROMPTS[1]], GREEDY, adapter=[name, "x"])
-    with pytest.raises(ValueError, match="2 prompts, but 3 values of adapter"):
-        engine.generate([PROMPTS[0], PROMPTS[1]], GREEDY, adapter=[name, None, None])
+def test_an_unknown_adapter_or_another_number_of_adapters_than_prompts_is_refused(llamas):
+    engine, name = llamas.engine(), llamas.names[1]
+    for names, message in (([name, "x"], "no adapter 'x'"), ([name] * 3, "2 prompts, but 3 values of adapter")):
+        with pytest.raises(ValueError, match=message):
+            engine.generate([PROMPTS[0], PROMPTS[1]], GREEDY, adapter=names)
     assert not engine.has_unfinished_requests()
-    loaded = weakref.ref(adapters_of(engine).loaded[name])
-    engine.unload_adapter(name)
-    gc.collect()
-    assert loaded() is None
 
 
-def test_an_engine_that_runs_padded_or_batch_invariant_refuses_adapters(company, embedded):
-    padded = Engine(company.model, company.tokenizer, EngineConfig(execution="padded"))
+def test_an_engine_that_runs_padded_or_batch_invariant_refuses_adapters(llamas):
+    padded = Engine(llamas.model, llamas.tokenizer, EngineConfig(execution="padded"))
     with pytest.raises(ValueError, match="require ragged execution, but the configuration says"):
-        padded.load_adapter("a", company.folders["adapter 0"])
+        padded.load_adapter("a", llamas.folders["adapter 0"])
     if not kernels.unavailable():
-        invariant = Engine(company.model, company.tokenizer, EngineConfig(batch_invariant=True))
+        invariant = Engine(llamas.model, llamas.tokenizer, EngineConfig(batch_invariant=True))
         with pytest.raises(ValueError, match="use batch_invariant=False"):
-            invariant.load_adapter("a", company.folders["adapter 0"])
+            invariant.load_adapter("a", llamas.folders["adapter 0"])
 
 
-def test_there_may_be_only_so_many_adapters(company, monkeypatch):
-    engine = company.engine()
+def test_there_may_be_only_so_many_adapters(llamas, monkeypatch):
+    engine = llamas.engine()
     monkeypatch.setattr(feature, "MAX_ADAPTERS", NUM_ADAPTERS)
     with pytest.raises(ValueError, match="16 adapters are loaded"):
-        engine.load_adapter("one more", company.folders["adapter 0"])
+        engine.load_adapter("one more", llamas.folders["adapter 0"])
 
 
 class Routed(nn.Module):
@@ -426,7 +552,7 @@ class AdapterMachine(RuleBasedStateMachine):
     def begin(self, rows, tokens, blocks, caching, kernels):
         config = EngineConfig(rows, tokens, num_blocks=blocks, block_size=4, prefix_caching=caching, kernels=kernels)
         self.engine = Engine(self.company.model, self.company.tokenizer, config)
-        self.loaded, self.requests, self.finished = {}, {}, {}
+        self.loaded, self.requests, self.finished, self.adapters = {}, {}, {}, []
 
     @precondition(lambda self: len(self.loaded) < 6)
     @rule(number=st.integers(0, NUM_ADAPTERS - 1), which=st.integers(0, 3))
@@ -438,6 +564,7 @@ class AdapterMachine(RuleBasedStateMachine):
         else:
             self.engine.load_adapter(name, self.company.folders[f"adapter {number}"])
             self.loaded[name] = f"adapter {number}"
+            self.adapters.append(weakref.ref(adapters_of(self.engine).loaded[name]))
 
     @precondition(lambda self: self.loaded)
     @rule(which=st.integers(0, 9))
@@ -445,6 +572,14 @@ class AdapterMachine(RuleBasedStateMachine):
         name = list(self.loaded)[which % len(self.loaded)]
         self.engine.unload_adapter(name)
         del self.loaded[name]
+        with pytest.raises(ValueError, match="There is no adapter"):
+            self.engine.add_request(PROMPTS[0], GREEDY, adapter=name)
+
+    @rule()
+    def refuse(self):
+        for name in self.loaded:
+            with pytest.raises(ValueError, match="generated"):
+                self.engine.add_request(PROMPTS[0], GREEDY, adapter=name, generated={7: []})
 
     @rule(requests=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(PROMPTS), st.integers(1, 20)), max_size=5))
     def add(self, requests):
@@ -477,7 +612,12 @@ class AdapterMachine(RuleBasedStateMachine):
             assert output.token_ids == expected[: len(output.token_ids)]
             assert output.finish_reason == "abort" or output.token_ids == expected
         assert self.engine.block_manager.used == 0
-        assert not adapters_of(self.engine)._users
+        for name in self.loaded:
+            self.engine.unload_adapter(name)
+        self.engine.generate(PROMPTS[0], SamplingParams(1))  # the engine refers to the requests of the latest pass
+        gc.collect()
+        assert not any(adapter() for adapter in self.adapters), "their memory is free"
+        assert all(layer.stack is None for layer in getattr(self.engine.runner, "_adapted", {}).values())
 
 
 def test_adapters_come_and_go_at_random(company):

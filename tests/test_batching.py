@@ -6,17 +6,12 @@ test_batching_exactness.py shows that the tokens of real models are right, in wh
 
 import copy
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import CountingModel, alone
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import WordLevel
-from transformers import PreTrainedTokenizerFast
 
 from helpers import Request, filter_batch, generate_next_token, init_batch, merge_batches
-from helpers.detokenizer import text_of
 
 LISTS = ("request_ids", "responses", "token_ids", "tokens_remaining", "finish_reasons")
 TENSORS = ("input_ids", "position_ids", "attention_mask")
@@ -129,20 +124,6 @@ def test_a_request_without_an_id_gets_a_unique_one(letters):
     assert ids[3] == "mine"
 
 
-def test_the_cache_has_the_models_dtype_and_masks_stay_int64(random_pairs):
-    model, tokenizer = random_pairs
-    model = copy.deepcopy(model).to(torch.bfloat16)
-    batch = generate_next_token(
-        init_batch([("What comes up", 1), ("Once upon a time", 3)], model, tokenizer), model, tokenizer
-    )
-    batch = merge_batches(batch, generate_next_token(init_batch([("Look", 2)], model, tokenizer), model, tokenizer))
-    batch, _ = filter_batch(generate_next_token(batch, model, tokenizer))
-    for layer in batch["past_key_values"].layers:
-        assert layer.keys.dtype == layer.values.dtype == torch.bfloat16
-        assert layer.keys.device == layer.values.device == model.device
-    assert all(batch[key].dtype == torch.int64 and batch[key].device == model.device for key in TENSORS)
-
-
 # --- purity -------------------------------------------------------------------------------------------------------
 
 
@@ -180,49 +161,13 @@ def run(requests, model, tokenizer, steps: int) -> dict:
     return batch
 
 
-def test_eos_ends_a_row_and_is_not_part_of_its_text(letters):
-    batch = run([("fgh", 9), ("a", 9)], *letters, steps=2)
-    assert batch["token_ids"] == [[9, 0], [2, 3]]
-    assert batch["responses"] == ["fghi", "abc"]
-    assert batch["tokens_remaining"] == [0, 7]
-    assert batch["finish_reasons"] == ["stop", None]
-
-
-def test_an_eos_that_is_not_a_special_token_is_not_part_of_the_text_either(letters):
+def test_eos_ends_a_row_and_is_not_part_of_its_text_even_if_it_is_no_special_token(letters):
     # Chat models end a turn with ids that only their generation config names. Here it is an ordinary letter.
     _, tokenizer = letters
     batch = run([("ab", 9), ("f", 9)], CountingModel(eos_token_id=[0, 5]), tokenizer, steps=4)
     assert batch["token_ids"] == [[3, 4, 5], [7, 8, 9, 0]]
     assert batch["responses"] == ["abcd", "fghi"]
     assert batch["finish_reasons"] == ["stop", "stop"]
-
-
-# --- text ---------------------------------------------------------------------------------------------------------
-
-
-def word_tokenizer(*words: str, pre_tokenizer, decoder, **options):
-    """Return a tokenizer whose tokens are these words, from id 1, and EOS = 0."""
-    bare = Tokenizer(WordLevel({word: id for id, word in enumerate(("<eos>", *words))}, unk_token="<eos>"))
-    bare.pre_tokenizer, bare.decoder = pre_tokenizer, decoder
-    return PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<eos>", pad_token="<eos>", **options)
-
-
-def test_the_space_before_the_first_generated_word_survives_sentencepiece():
-    # Sentencepiece stores the space with the word (▁fox) and drops it at the start of every decoded text.
-    metaspace = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    tokenizer = word_tokenizer("▁a", "▁brown", "▁fox", "es", pre_tokenizer=metaspace[0], decoder=metaspace[1])
-    assert tokenizer.decode([3]) == "fox"
-    assert text_of([3, 4, 2], tokenizer) == " foxes brown"
-    assert text_of([4, 0], tokenizer) == "es"
-
-
-def test_a_tokenizer_that_begins_every_text_with_a_space_adds_none_to_the_output():
-    bytes_with_space = pre_tokenizers.ByteLevel(add_prefix_space=True), decoders.ByteLevel()
-    parts = {"pre_tokenizer": bytes_with_space[0], "decoder": bytes_with_space[1]}
-    tokenizer = word_tokenizer("Ġa", "Ġfox", "es", **parts, add_prefix_space=True)  # transformers 4 needs the option
-    assert tokenizer.decode(tokenizer("a")["input_ids"]) == " a"
-    assert text_of([2, 3], tokenizer) == " foxes"
-    assert text_of([3, 0], tokenizer) == "es"
 
 
 # --- bad input ----------------------------------------------------------------------------------------------------
@@ -257,12 +202,6 @@ def test_a_request_may_fill_the_context_exactly(letters):
     assert init_batch([("abc", 13), ("a", 1)], *letters)["tokens_remaining"] == [13, 1]
 
 
-def test_a_model_whose_positions_have_no_end_accepts_any_length(letters):
-    model = CountingModel(eos_token_id=99)
-    model.config.get_text_config = lambda: SimpleNamespace(num_hidden_layers=1)  # like BLOOM's: no number of positions
-    assert run([("abc", 50), ("a", 1)], model, letters[1], steps=20)["tokens_remaining"] == [30, 0]
-
-
 def test_merging_a_batch_that_has_not_been_prefilled_raises_an_error_that_says_what_to_call(letters):
     fresh = init_batch([Request("abc", 3, "late"), Request("d", 2, "later")], *letters)
     prefilled = run([("ef", 3)], *letters, steps=1)
@@ -288,25 +227,16 @@ def test_merging_batches_of_different_models_is_refused(letters, random_pairs):
 # --- empty --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def empty(letters):
-    batch, removed_indices = filter_batch(run([("bcd", 1), ("f", 1)], *letters, steps=1))
+def test_filtering_all_rows_leaves_an_empty_batch_which_can_be_run_and_filtered(letters):
+    empty, removed_indices = filter_batch(run([("bcd", 1), ("f", 1)], *letters, steps=1))
     assert removed_indices == [0, 1]
-    return batch
-
-
-def test_filtering_all_rows_leaves_an_empty_batch(empty):
     assert all(empty[key] == [] for key in LISTS)
     assert all(empty[key].shape == (0, 1) and empty[key].dtype == torch.int64 for key in TENSORS)
     layer = empty["past_key_values"].layers[0]
     assert layer.keys.shape == layer.values.shape == (0, 1, 0, 1)
-
-
-def test_an_empty_batch_can_be_run_and_filtered(letters, empty):
     assert readable(generate_next_token(empty, *letters)) == readable(empty)
     batch, removed_indices = filter_batch(empty)
-    assert removed_indices == []
-    assert readable(batch) == readable(empty)
+    assert (readable(batch), removed_indices) == (readable(empty), [])
 
 
 # --- the loop of existing courses ----------------------------------------------------------------------------------

@@ -6,18 +6,19 @@ with a wrong block has a wrong context, so its scores and its successors are wro
 
 import itertools
 import math
-import signal
 from random import Random
 
 import pytest
 from conftest import PROMPTS, alone, random_pair
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from test_interrupts import disturb
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.engine import POLICIES, SampledToken
 from helpers.features.beam_search import BeamRules, beam_search
 from tests.support.context_runner import Caller, ContextRunner, check_nothing_is_left, check_outputs, check_state
+from tests.support.engine_machine import failing
 
 RULES = list(itertools.product([1.0, 0.0, -1.0, 2.0], [False, True, "never"]))  # length_penalty, early_stopping
 
@@ -83,13 +84,11 @@ def test_a_search_stops_when_transformers_stops(family, place, width, length_pen
 @pytest.mark.parametrize(
     ("family", "config"),
     [
-        ("gpt2", EngineConfig(max_batch_size=5, max_tokens_per_step=7, block_size=4)),
-        ("llama", EngineConfig(num_blocks=30, block_size=4, prefix_caching=False)),
-        ("gpt2", EngineConfig(max_batch_size=2, mixed_batches=False, policy="shortest_first")),
+        ("gpt2", EngineConfig(max_batch_size=5, max_tokens_per_step=7, num_blocks=30, block_size=4)),
         ("llama", EngineConfig(max_batch_size=6, execution="padded")),
         ("llama", EngineConfig(speculative="ngram")),
     ],
-    ids=["chunks", "few blocks", "few rows", "padded", "drafts"],
+    ids=["few blocks", "padded", "drafts"],
 )
 def test_beams_and_other_requests_do_not_change_each_other(family, config):
     pair = random_pair(family)
@@ -223,20 +222,21 @@ def test_without_max_tokens_beams_run_until_eos_or_the_end_of_the_context():
 # --- what goes wrong ------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_search_leaves_nothing_behind_and_loses_no_output_of_others():
-    for interrupted in range(4):
-        caller = caller_of(12)
+@pytest.mark.parametrize(
+    ("stage", "numbers"),
+    [
+        (lambda engine: (engine.runner, "run"), range(4)),
+        (lambda engine: (engine.block_manager, "_refer"), range(20)),  # waits until all blocks of a fork are counted
+    ],
+    ids=["a pass", "a fork"],
+)
+def test_an_interrupted_search_leaves_nothing_behind_and_loses_no_output_of_others(stage, numbers):
+    for number in numbers:
+        caller = caller_of(20)
         caller.add("other", [1, 2], 5)
-        run, calls = caller.engine.runner.run, itertools.count()
-
-        def run_or_interrupt(*args, run=run, calls=calls, interrupted=interrupted):
-            if next(calls) == interrupted:
-                signal.raise_signal(signal.SIGINT)
-            return run(*args)
-
-        caller.engine.runner.run = run_or_interrupt
+        disturb(*stage(caller.engine), number)
         with pytest.raises(KeyboardInterrupt):
-            search(caller, [3, 4], 3, 6, 1.0, "never")
+            search(caller, [3, 4, 1, 2, 5], 3, 6, 1.0, "never")
         check_state(caller.engine)
         assert set(caller.engine.scheduler.requests) <= {"other"} and not caller.engine.outputs._subscribers
         search(caller, [3, 4], 2, 2)
@@ -245,35 +245,11 @@ def test_an_interrupted_search_leaves_nothing_behind_and_loses_no_output_of_othe
         check_nothing_is_left(caller.engine)
 
 
-def test_an_interrupt_between_two_rounds_waits_until_all_blocks_of_a_fork_are_counted():
-    for interrupted in range(20):
-        caller = caller_of(20)
-        refer, calls = caller.engine.block_manager._refer, itertools.count()
-
-        def refer_or_interrupt(block, refer=refer, calls=calls, interrupted=interrupted):
-            if next(calls) == interrupted:
-                signal.raise_signal(signal.SIGINT)
-            return refer(block)
-
-        caller.engine.block_manager._refer = refer_or_interrupt
-        with pytest.raises(KeyboardInterrupt):
-            search(caller, [3, 4, 1, 2, 5], 3, 6, 1.0, "never")
-        check_state(caller.engine)
-        check_nothing_is_left(caller.engine)
-
-
 def test_a_failed_pass_ends_the_search_and_no_request_outside_of_that_pass(random_pairs):
     engine = Engine(*random_pairs, EngineConfig(max_batch_size=4))
-    passes = itertools.count()
-
-    def fail(*_):
-        if next(passes) == 3:
-            raise ZeroDivisionError("on purpose")
-
-    handle = engine.runner.model.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="The beam search failed: ZeroDivisionError: on purpose"):
+    error = "The beam search failed: ForwardFailed: on purpose"
+    with failing(engine.runner.model, 3), pytest.raises(RuntimeError, match=error):
         engine.beam_search(PROMPTS[0], 3, 10)
-    handle.remove()
     assert not engine.has_unfinished_requests() and engine.block_manager.used == 0
     check_beams(engine.beam_search(PROMPTS[0], 3, 10), by_transformers(*random_pairs, PROMPTS[0], 3, 10))
 

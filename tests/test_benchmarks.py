@@ -28,6 +28,7 @@ from helpers import integer_reference, load_model
 VOCABULARY = 50257
 MACHINE = {"processor": "p", "cores": 2, "matrix units": ["amx_bf16"], "date": "today", "versions": {}}
 IDLE = OtherPrograms(0.0, "")
+SETTING = {"model": "m", "skipped": {}, "machine": MACHINE, "weight bytes": {}}
 
 
 @pytest.fixture(autouse=True)
@@ -108,16 +109,6 @@ def test_ratios_are_taken_within_a_repeat():
     assert f"{report.ratios(reference, other):.1f}" == "2.0 (2.0–2.5)"
 
 
-def test_a_report_that_is_read_again_is_the_same(tmp_path):
-    measured = [
-        measurement("vllm", [2.0, 4.0]),
-        measurement("ragged", [1.0, 4.0], other_programs=OtherPrograms(1, "x")),
-    ]
-    setting = {"model": "m", "machine": MACHINE}
-    report.write_json(tmp_path / "benchmark.json", measured, setting)
-    assert report.read_json(tmp_path / "benchmark.json") == (measured, setting)
-
-
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"results": [{}]}', '{"results": 3}'])
 def test_a_file_that_is_no_report_is_named(tmp_path, capsys, content):
     (tmp_path / "other.json").write_text(content)
@@ -125,11 +116,13 @@ def test_a_file_that_is_no_report_is_named(tmp_path, capsys, content):
     assert "other.json is no report" in capsys.readouterr().err
 
 
-def test_machines_are_compared_side_by_side(tmp_path, capsys):
+def test_reports_are_read_again_and_machines_compared_side_by_side(tmp_path, capsys):
     here = [measurement("vllm", [2.0, 2.0]), measurement("ragged", [1.0, 1.0]), measurement("llama", [4.0, 4.0])]
-    there = [measurement("vllm", [1.0, 1.0]), measurement("ragged", [2.0, 2.0])]
+    there = [measurement("vllm", [1.0, 1.0]), measurement("ragged", [2.0, 2.0], other_programs=OtherPrograms(1, "x"))]
     for name, measured in {"here": here, "there": there}.items():
-        report.write_json(tmp_path / f"{name}.json", measured, {"machine": MACHINE | {"processor": name}})
+        setting = {"machine": MACHINE | {"processor": name}}
+        report.write_json(tmp_path / f"{name}.json", measured, setting)
+        assert report.read_json(tmp_path / f"{name}.json") == (measured, setting)
     assert compare.main([str(tmp_path / "here.json"), str(tmp_path / "there.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("1. here, 2 cores, matrix units: amx_bf16; memory read at 0 GB/s")
@@ -142,7 +135,7 @@ def test_machines_are_compared_side_by_side(tmp_path, capsys):
 
 @pytest.mark.parametrize("own", [True, False])
 def test_time_of_this_programs_children_is_its_own_and_that_of_others_is_not(own):
-    spin = "import os, sys, time\nwhile time.process_time() < 0.7: pass\n"
+    spin = "import os, sys, time\nwhile time.process_time() < 0.4: pass\n"
     spin += "print(os.getpid(), flush=True)\nsys.stdin.read()"
     detached = ["sh", "-c", 'exec 3<&0; "$@" <&3 &', "sh"]  # the parent of its command has ended
     command = [*([] if own else detached), sys.executable, "-c", spin]
@@ -150,8 +143,8 @@ def test_time_of_this_programs_children_is_its_own_and_that_of_others_is_not(own
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         spinning = psutil.Process(int(process.stdout.readline()))  # the machine may run other new processes
         after = _Snapshot()
-    assert (after.own - before.own > 0.5) == own
-    assert (after.others.get(spinning, 0.0) > 0.5) != own
+    assert (after.own - before.own > 0.3) == own
+    assert (after.others.get(spinning, 0.0) > 0.3) != own
 
 
 def test_other_programs_used_what_was_not_this_programs_and_the_busiest_is_named(monkeypatch):
@@ -202,48 +195,38 @@ def test_a_token_reads_all_weights_but_the_position_embeddings():
 # --- tokens, then times ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "distance"), [("float32", 0.0011), ("bfloat16", 0.021)])
-def test_different_tokens_are_refused_before_any_run_is_timed(tmp_path, dtype, distance):
-    log = []
+@pytest.mark.parametrize(("dtype", "near"), [("float32", 0.0009), ("bfloat16", 0.019)])
+def test_different_tokens_are_refused_before_any_run_is_timed_unless_they_are_near_ties(tmp_path, dtype, near):
+    log, distance = [], 1.15 * near
     engines = [CountingEngine("first", log=log), CountingEngine("second", wrong_from=3, log=log)]
     message = "second and first gave different tokens for 29 of 32 requests of race.* of the logits' range"
     with pytest.raises(TokensDiffer, match=message):
         measure(engines, workloads.race(VOCABULARY), tmp_path, dtype, 3, shortfall=lambda request, output: distance)
     assert log.count(("run", "first")) == 1  # only the comparison
     assert log[-2:] == [("close", "first"), ("close", "second")]
-
-
-@pytest.mark.parametrize(("dtype", "distance"), [("float32", 0.0009), ("bfloat16", 0.019)])
-def test_outputs_that_differ_at_near_ties_are_timed_and_reported(tmp_path, dtype, distance):
     engines, seen = [CountingEngine("first"), CountingEngine("second", wrong_from=24)], []
 
     def shortfall(request, output):
         seen.append(output)
-        return distance if len(seen) == 3 else 0.0
+        return near if len(seen) == 3 else 0.0
 
     first, second = measure(engines, workloads.race(VOCABULARY), tmp_path, dtype, 1, settle=0, shortfall=shortfall)
     assert (first.identical, first.shortfall) == (1.0, 0.0)
-    assert (second.identical, second.shortfall) == (0.75, distance)
+    assert (second.identical, second.shortfall) == (0.75, near)
     assert len(seen) == 2 * 8  # both outputs of the 8 requests that differ, and no others
-    setting = {"model": "m", "skipped": {}, "machine": MACHINE, "weight bytes": {}}
-    assert f"| 75% ({distance:.2%}) |" in report.markdown([first, second], setting)
+    assert f"| 75% ({near:.2%}) |" in report.markdown([first, second], SETTING)
 
 
-def test_random_tokens_are_counted_and_not_compared(tmp_path):
+def test_random_tokens_are_counted_and_not_compared_and_an_engine_that_cannot_sample_is_named(tmp_path, run):
     engines = [CountingEngine("first"), CountingEngine("second", wrong_from=0)]
     workload = workloads.sampled(workloads.race(VOCABULARY))
     measured = measure(engines, workload, tmp_path, "float32", 1, settle=0)
     assert [one.identical for one in measured] == [None, None]
-    setting = {"model": "m", "skipped": {}, "machine": MACHINE, "weight bytes": {}}
-    text = report.markdown(measured, setting)
+    text = report.markdown(measured, SETTING)
     assert "### race, sampled, float32" in text
     assert text.count("| drawn at random |") == 2
-
-
-def test_an_engine_that_cannot_sample_is_named(tmp_path, capsys):
-    engines = [CountingEngine("first"), CountingEngine("second")]
-    assert program.main(["--sampled", "--smoke", "--output", str(tmp_path)], engines) == 2
-    assert "Skipped: second, its adapter decodes greedily only." in capsys.readouterr().err
+    code, shown = run("--sampled", "--smoke", engines=engines)
+    assert code == 2 and "Skipped: second, its adapter decodes greedily only." in shown.err
 
 
 def test_all_outputs_of_an_engine_that_rounds_are_compared_with_its_own_model_and_no_others(tmp_path):
@@ -313,10 +296,8 @@ def test_no_figures_are_printed_if_engines_differ(run, tmp_path):
 
 def test_what_cannot_run_is_skipped_with_the_reason(run, tmp_path, monkeypatch):
     monkeypatch.setenv("BENCH_VLLM_PYTHON", str(tmp_path / "nowhere"))
-    engines = [CountingEngine("first"), ExternalEngine("vllm")]
-    code, shown = run(
-        *["--model", "embedded", "--workloads", "long", "one", "--repeats", "1", "--force"], engines=engines
-    )
+    arguments = ["--model", "embedded", "--workloads", "long", "one", "--repeats", "1", "--force"]
+    code, shown = run(*arguments, engines=[CountingEngine("first"), ExternalEngine("vllm")])
     assert code == 0 and "the model has 512" in shown.err
     assert "Skipped: vllm, not installed: python -m benchmarks.install vllm." in shown.out
     assert "vllm" in json.loads((tmp_path / "benchmark.json").read_text())["skipped"]

@@ -1,9 +1,8 @@
 """The block manager's accounts: small cases by hand, and a state machine that knows what is in every slot.
 
-Free blocks are compared with a model that searches a set.
-
 There is no model. What a slot holds is recorded as the tokens that were computed up to there, and every sequence must
-find exactly its own in the slots that its block table names.
+find exactly its own in the slots that its block table names. Free blocks are compared with a model that searches a set.
+The order of evictions is test_eviction.py.
 """
 
 from collections import Counter
@@ -81,14 +80,11 @@ def cached_after(text: str, of: str, blocks: int = 16, block_size: int = 4, pref
     [
         ("abcdefghijk", "abcdefghij", 8),  # two full blocks; the third was not full
         ("abcdefgh", "abcdefghij", 4),  # its last token must be computed, so the second block is not reused
-        ("abcdefghi", "abcdefgh", 8),
         ("abcd", "abcd", 0),
         ("abcde", "abcd", 4),
         ("abcdexyz", "abcdefgh", 4),
-        ("xbcdefgh", "abcdefgh", 0),
         ("xxxxefghi", "abcdefgh", 0),  # the same second block behind another beginning
         ("efghi", "abcdefgh", 0),  # the same block at another place
-        ("abcdabcdabcde", "abcdabcd", 8),
     ],
 )
 def test_a_prefix_is_reused_in_full_blocks(text, of, tokens):
@@ -115,23 +111,6 @@ def test_a_running_sequence_shares_its_prefix_as_soon_as_its_next_tokens_are_all
     assert [blocks.references[block] for block in shared] == [1, 1] and blocks.used == 3
     blocks.free(other)
     assert blocks.used == 0
-
-
-def test_the_least_recently_used_block_is_evicted_first_and_of_a_sequence_the_last_one():
-    blocks, old, new = BlockManager(5, 2), sequence("aabb"), sequence("ccdd")
-    compute(blocks, old)
-    compute(blocks, new)
-    blocks.free(old)
-    blocks.free(new)
-    fresh = sequence("x")
-    # One block is free. Then cached ones are evicted one by one: of the sequence freed first, from its end.
-    left = []
-    for letter in "xyyzzuu":
-        if letter == fresh.token_ids[0]:
-            continue
-        generate(blocks, fresh, letter) if fresh in blocks.tables else compute(blocks, fresh)
-        left.append((blocks.cached_tokens(sequence("aabb!")), blocks.cached_tokens(sequence("ccdd!"))))
-    assert left == [(4, 4), (4, 4), (2, 4), (2, 4), (0, 4), (0, 4), (0, 2)]
 
 
 def test_a_sequence_that_is_recomputed_is_shared_again_although_its_blocks_were_evicted():
@@ -374,7 +353,7 @@ def test_whatever_happens_every_sequence_finds_its_own_tokens_and_all_counts_are
     run_state_machine_as_test(
         Blocks,
         settings=settings(
-            max_examples=200, stateful_step_count=50, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+            max_examples=120, stateful_step_count=50, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
         ),
     )
     events = ("a prefix was found", "a copy", "an eviction", "a refusal", "preempt", "end", "the run fails")

@@ -1,6 +1,5 @@
 """Replicas on Ray, as a learner starts them: processes that are killed or stopped, and the streams that go on."""
 
-import json
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from helpers import SamplingParams
 from helpers.server import launch
-from tests.support.serving import embedded_engine, wait_until
+from tests.support.serving import BackgroundRequest, embedded_engine, wait_until
 
 ray = pytest.importorskip("ray")
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,29 +55,12 @@ def metric(front, name: str) -> float:
     return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
-class Reader(threading.Thread):
+class Reader(BackgroundRequest):
     """Reads one stream to its end."""
 
     def __init__(self, front, name: str):
-        super().__init__(daemon=True)
-        self.front, self.name_of_request, self.text, self.error, self.num_events = front, name, "", None, 0
-        self.start()
-
-    def run(self) -> None:
-        body = {"prompt": PROMPT, "stream": True} | BODIES[self.name_of_request]
-        try:
-            with httpx.stream("POST", f"{self.front.url}/v1/completions", json=body, timeout=60) as response:
-                for line in response.iter_lines():
-                    self._read(line)
-        except Exception as error:
-            self.error = error
-
-    def _read(self, line: str) -> None:
-        if line.startswith("data: {"):
-            event = json.loads(line.removeprefix("data: "))
-            self.error = self.error or event.get("error")
-            self.text += "".join(choice["text"] for choice in event.get("choices", ()))
-            self.num_events += 1
+        super().__init__(front, prompt=PROMPT, stream=True, **BODIES[name])
+        self.name = name
 
 
 class User(threading.Thread):
@@ -92,19 +74,16 @@ class User(threading.Thread):
     def run(self) -> None:
         while not self.stopped:
             self.readers.append(Reader(self.front, self.name_of_request))
-            self.readers[-1].join(60)
+            self.readers[-1].wait()
 
     def stop(self) -> None:
         self.stopped = True
         self.join(60)
 
 
-def wait_patiently(condition, message: str, patience: float = 120.0) -> None:
-    """Wait, and ask seldom: the processes that start need the cores."""
-    end = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < end, message
-        time.sleep(0.2)
+def assert_complete(readers: list[Reader], expected: dict[str, str]) -> None:
+    """Check that each stream ends without an error and has the text of its request alone."""
+    assert [one.text for one in readers] == [expected[one.name] for one in readers]
 
 
 def wait_for_two(front, other_than: str | None = None) -> None:
@@ -116,15 +95,12 @@ def test_streams_go_on_when_a_replica_is_killed_or_hangs(cluster, expected, how)
     wait_for_two(cluster)
     lost, resumed = metric(cluster, "replicas_lost"), metric(cluster, "requests_resumed")
     readers = [Reader(cluster, name) for name in ("greedy", "seeded") * 4]
-    wait_until(lambda: all(one.num_events > 5 for one in readers), "a stream did not begin")
+    wait_until(lambda: all(len(one.chunks) > 5 for one in readers), "a stream did not begin")
     running = {name: one["running"] for name, one in replicas(cluster).items()}
     assert min(running.values()) > 0
     victim, found = max(running, key=running.get), replicas(cluster)
     os.kill(found[victim]["pid"], how)
-    for one in readers:
-        one.join(120)
-    assert [one.error for one in readers] == [None] * 8
-    assert [one.text for one in readers] == [expected[one.name_of_request] for one in readers]
+    assert_complete(readers, expected)
     wait_for_two(cluster, other_than=victim)
     assert metric(cluster, "replicas_lost") > lost and metric(cluster, "requests_resumed") >= resumed + running[victim]
     assert not psutil.pid_exists(found[victim]["pid"])
@@ -136,15 +112,14 @@ def test_a_rolling_restart_replaces_all_replicas_and_fails_no_stream(cluster, ex
     users = [User(cluster, name) for name in ("greedy", "seeded")]
     wait_until(lambda: all(len(one.readers) > 1 for one in users), "no stream has ended")
     assert httpx.post(f"{cluster.url}/replicas/restart", json={}).json() == {"replaced": list(old)}
-    wait_patiently(
+    wait_until(
         lambda: len(found := replicas(cluster)) == 2 and not old.keys() & found.keys(),
         "the restart did not end",
         patience=400,
     )
     for one in users:
         one.stop()
-    for one in [reader for user in users for reader in user.readers]:
-        assert one.error is None and one.text == expected[one.name_of_request]
+    assert_complete([reader for user in users for reader in user.readers], expected)
     assert metric(cluster, "replicas_lost") == lost
     assert not any(psutil.pid_exists(one["pid"]) for one in old.values())
 
@@ -205,16 +180,15 @@ def test_a_burst_starts_a_second_replica_which_answers_requests_and_is_given_bac
     with launch(*options, module="helpers.cluster") as front:
         (first,) = replicas(front)
         users = [User(front, name) for name in ("greedy", "seeded") * 4]
-        wait_patiently(lambda: len(replicas(front)) == 2, "no second replica was started")
+        wait_until(lambda: len(replicas(front)) == 2, "no second replica was started")
         pids = {name: one["pid"] for name, one in replicas(front).items()}
         (second,) = pids.keys() - {first}
-        wait_patiently(lambda: replicas(front)[second]["running"], "the second replica gets no requests")
+        wait_until(lambda: replicas(front)[second]["running"], "the second replica gets no requests")
         for one in users:
             one.stop()
-        wait_patiently(lambda: len(replicas(front)) == 1, "no replica was given back")
-        wait_patiently(lambda: sum(map(psutil.pid_exists, pids.values())) == 1, "its process was not ended")
-        for one in [reader for user in users for reader in user.readers]:
-            assert one.error is None and one.text == expected[one.name_of_request]
+        wait_until(lambda: len(replicas(front)) == 1, "no replica was given back")
+        wait_until(lambda: sum(map(psutil.pid_exists, pids.values())) == 1, "its process was not ended")
+        assert_complete([reader for user in users for reader in user.readers], expected)
         assert metric(front, "replicas_lost") == metric(front, "requests_resumed") == 0
 
 
@@ -241,14 +215,11 @@ def test_replicas_run_on_several_nodes_and_streams_survive_the_loss_of_one(nodes
         listed = {one["node_id"]: name for name, one in replicas(front).items()}
         assert listed.keys() == {node.node_id for node in nodes.worker_nodes}
         readers = [Reader(front, name) for name in ("greedy", "seeded") * 2]
-        wait_until(lambda: all(one.num_events > 5 for one in readers), "a stream did not begin")
+        wait_until(lambda: all(len(one.chunks) > 5 for one in readers), "a stream did not begin")
         assert all(one["running"] for one in replicas(front).values())
         victim = next(iter(nodes.worker_nodes))
         nodes.remove_node(victim, allow_graceful=False)
-        for one in readers:
-            one.join(120)
-        assert [one.error for one in readers] == [None] * 4
-        assert [one.text for one in readers] == [expected[one.name_of_request] for one in readers]
+        assert_complete(readers, expected)
         assert listed[victim.node_id] not in replicas(front)
         nodes.add_node(num_cpus=1, node_ip_address="127.0.0.1", include_dashboard=False)
         wait_for_two(front)

@@ -152,6 +152,20 @@ def test_a_decoder_that_withdraws_text_does_not_end_the_output():
     assert shown == sorted(shown, key=len) and detokenizer.text.startswith("ca") and detokenizer.text.endswith("d")
 
 
+def test_the_space_before_a_first_word_is_text_unless_the_tokenizer_adds_it_to_every_text():
+    tokenizer = tokenizer_of("sentencepiece")
+    ids = tokenizer.convert_tokens_to_ids(["▁the", "ing", "▁a"])
+    assert (tokenizer.decode(ids), text_of(ids, tokenizer), text_of(ids[1:], tokenizer)) == (
+        "theing a",
+        " theing a",
+        "ing a",
+    )
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    assert tokenizer.decode(tokenizer("a")["input_ids"]) == " a"
+    assert text_of(tokenizer("fox")["input_ids"], tokenizer) == " fox"
+
+
 # --- stop strings ---------------------------------------------------------------------------------------------------
 
 # With two letters, beginnings and repetitions are frequent.

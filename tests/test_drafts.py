@@ -20,6 +20,7 @@ from helpers.features.speculation.speculation import FREE_TOKENS, Acceptance, Dr
 from helpers.models import EMBEDDED
 from helpers.runners.sampling import BatchSampler
 from helpers.simulator import SimulatedRunner, Simulator
+from tests.support.engine_machine import ForwardFailed, failing
 
 
 class Fixed:
@@ -51,12 +52,12 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one_and_one_more_token_follow
 
 
 def test_a_failure_after_an_accepted_draft_leaves_the_tokens_before_it():
-    for failing in (2, 0):
-        sequence = Sequence("r", [1], 9, features=(FailingAt(failing + 1),))
+    for accepted in (2, 0):
+        sequence = Sequence("r", [1], 9, features=(FailingAt(accepted + 1),))
         chunk = Chunk(sequence, 1)
         chunk.add_drafts([0, 1, 2])
         sampled = BatchSampler().sample([chunk], torch.eye(4))[sequence]
-        assert [type(choice) for choice in sampled] == [SampledToken] * failing + [RuntimeError]
+        assert [type(choice) for choice in sampled] == [SampledToken] * accepted + [RuntimeError]
 
 
 class FailingAt(Feature):
@@ -342,17 +343,6 @@ def test_the_draft_model_stops_at_the_end_of_its_context_and_of_its_memory():
     assert len(proposer.propose(short, 2)) == 2, "the other sequence makes room"
 
 
-@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS])
-def test_a_draft_model_changes_no_token_and_saves_passes(prompts):
-    params = [SamplingParams(30), SamplingParams(30, temperature=0.8, seed=2)]
-    for one in params:
-        engine = Engine(config=EngineConfig(max_batch_size=16, speculative="draft"))
-        plain = Engine(config=EngineConfig(max_batch_size=16))
-        outputs, expected = engine.generate(prompts, one), plain.generate(prompts, one)
-        assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
-        assert engine.trace.forward_passes < plain.trace.forward_passes
-
-
 def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match="The embedded draft model has another tokenizer than the model"):
         Engine(*random_pair("gpt2"), EngineConfig(speculative="draft"))
@@ -367,16 +357,10 @@ def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path):
 def test_a_draft_model_that_failed_starts_again():
     engine = Engine(config=EngineConfig(speculative="draft", max_batch_size=2, linear_backend="pytorch"))
     proposer, context = speculation_of(engine).proposer, Context([5, 6, 7])
-    expected, forward = proposer.propose(context, 4), proposer.runner.forward
+    expected = proposer.propose(context, 4)
     context.append(8)
-
-    def interrupted(plan):
-        raise RuntimeError("on purpose")
-
-    proposer.runner.forward = interrupted
-    with pytest.raises(RuntimeError, match="on purpose"):
+    with failing(proposer.runner.model, 0), pytest.raises(ForwardFailed):
         proposer.propose(context, 4)
-    proposer.runner.forward = forward
     assert proposer.blocks.used == 0
     assert proposer.propose(Context([5, 6, 7]), 4) == expected
     assert proposer.propose(context, 4) == proposer.propose([5, 6, 7, 8], 4)

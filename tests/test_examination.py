@@ -55,10 +55,17 @@ def clock(monkeypatch):
     return clock
 
 
-def earned(tmp_path, nb, limits=LIMITS):
+def cells_from(tmp_path, nb, assignment=TWO):
     hand_in(tmp_path / "notebook.ipynb", nb)
-    cells = cells_of(Submission("ada", TWO, tmp_path / "notebook.ipynb"))
-    return {task.name: task.earned for task in grade_cells(cells, limits, "seed", False)}
+    return cells_of(Submission("ada", assignment, tmp_path / "notebook.ipynb"))
+
+
+def earned(tmp_path, nb, limits=LIMITS):
+    return {task.name: task.earned for task in grade_cells(cells_from(tmp_path, nb), limits, "seed", False)}
+
+
+def place_of(nb, name):
+    return next(place for place, cell in enumerate(nb.cells) if nbgrader_of(cell).get("grade_id") == name)
 
 
 ALL = {"batch_costs": 1, "left_pad": 2, "position_ids": 3}
@@ -79,7 +86,7 @@ def test_own_cells_before_right_answers_cost_no_points(tmp_path, clock, cells):
 def test_only_added_cells_are_charged_and_each_task_anew(tmp_path, clock):
     answers = answers_of(TWO)
     nb = notebook(TWO, answers | {"left_pad": "sleep(50)"})
-    place = next(n for n, cell in enumerate(nb.cells) if nbgrader_of(cell).get("grade_id") == "left_pad")
+    place = place_of(nb, "left_pad")
     with_cells(nb, [answers["left_pad"]], place + 1)  # after 50 s of an answer cell
     with_cells(nb, ["sleep(55)"] * 3, 1)
     nb.cells += [nb.cells[place + 3]] * 4  # copies of an answer cell
@@ -87,18 +94,15 @@ def test_only_added_cells_are_charged_and_each_task_anew(tmp_path, clock):
     assert clock.now == 55 + 50 + 50
 
 
-def test_a_crash_after_minutes_of_cells_costs_its_own_task_only(tmp_path, clock):
+@pytest.mark.parametrize("is_in_the_answer, cost", [(True, {"left_pad": 0}), (False, {})])
+def test_a_crash_after_minutes_of_cells_costs_its_own_task_and_before_a_check_nothing(
+    tmp_path, clock, is_in_the_answer, cost
+):
     answers = answers_of(TWO)
-    nb = with_cells(notebook(TWO, answers | {"left_pad": answers["left_pad"] + "\ndie()"}), ["sleep(52)"] * 6, 1)
-    assert earned(tmp_path, nb) == ALL | {"left_pad": 0}
+    nb = notebook(TWO, answers | ({"left_pad": answers["left_pad"] + "\ndie()"} if is_in_the_answer else {}))
+    with_cells(nb, [] if is_in_the_answer else ["die()"], place_of(nb, "test_left_pad"))
+    assert earned(tmp_path, with_cells(nb, ["sleep(52)"] * 6, 1)) == ALL | cost
     assert clock.now == 2 * 6 * 52, "the cells ran again, once"
-
-
-def test_a_crash_between_an_answer_and_its_check_costs_nothing(tmp_path, clock):
-    nb = notebook(TWO, answers_of(TWO))
-    place = next(n for n, cell in enumerate(nb.cells) if nbgrader_of(cell).get("grade_id") == "test_left_pad")
-    with_cells(nb, ["die()"], place)
-    assert earned(tmp_path, with_cells(nb, ["sleep(52)"] * 6, 1)) == ALL
 
 
 def test_when_the_time_of_a_submission_is_over_its_points_stay(tmp_path, clock):
@@ -115,23 +119,20 @@ def test_the_best_copy_of_a_task_counts_and_its_page_shows_all_work(tmp_path, cl
     right = answers_of(TWO)["left_pad"]
     texts = {"right": right, "wrong": "def left_pad(*arguments): return None"}
     nb = notebook(TWO, answers_of(TWO) | {"left_pad": texts[first]})
-    place = next(n for n, cell in enumerate(nb.cells) if nbgrader_of(cell).get("grade_id") == "left_pad")
+    place = place_of(nb, "left_pad")
     copies = copy.deepcopy(nb.cells[place : place + 2])
     copies[0].source = texts[second]
     nb.cells += copies
-    assert earned(tmp_path, nb) == ALL
-    cells = cells_of(Submission("ada", TWO, tmp_path / "notebook.ipynb"))
-    task = next(task for task in grade_cells(cells, LIMITS, "seed", False) if task.name == "left_pad")
-    assert [work.source for work in task.work] == [texts[first], texts[second]]
+    tasks = {task.name: task for task in grade_cells(cells_from(tmp_path, nb), LIMITS, "seed", False)}
+    assert {name: task.earned for name, task in tasks.items()} == ALL
+    assert [work.source for work in tasks["left_pad"].work] == [texts[first], texts[second]]
 
 
 def test_of_many_copies_of_a_check_the_last_few_are_examined(tmp_path, clock):
     nb = notebook(TWO, answers_of(TWO))
     check = next(cell for cell in nb.cells if 'check("left_pad"' in cell.source)
     nb.cells[1:1] = [check] * 50
-    hand_in(tmp_path / "notebook.ipynb", nb)
-    cells = cells_of(Submission("ada", TWO, tmp_path / "notebook.ipynb"))
-    assert sum(cell.task == "left_pad" for cell in cells) == 5
+    assert sum(cell.task == "left_pad" for cell in cells_from(tmp_path, nb)) == 5
     assert earned(tmp_path, nb) == ALL
 
 
@@ -141,15 +142,13 @@ def test_no_task_and_no_copy_has_the_cases_of_another(tmp_path, clock, monkeypat
     monkeypatch.setattr(examination, "examine", lambda exercise, ask, seed: seeds.append(seed) or 1 / 0)
     nb = notebook(EVICTION, answers_of(EVICTION))
     nb.cells += [cell for cell in nb.cells if nbgrader_of(cell).get("grade")]
-    hand_in(tmp_path / "notebook.ipynb", nb)
-    cells = cells_of(Submission("ada", EVICTION, tmp_path / "notebook.ipynb"))
-    grade_cells(cells, LIMITS, "seed", False)
+    grade_cells(cells_from(tmp_path, nb, EVICTION), LIMITS, "seed", False)
     assert len(set(seeds)) == len(seeds) == 8 and min(map(int.bit_length, seeds)) > 100
     assert case_seed("a", "evict") == case_seed("a", "evict") != case_seed("b", "evict")
 
 
 def test_a_result_that_takes_too_long_to_compare_loses_its_task_only(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(examination, "COMPARING_SECONDS", -59.5)
+    monkeypatch.setattr(examination, "COMPARING_SECONDS", -59.7)
     examine = examination.examine
 
     def slow(exercise, ask, seed):

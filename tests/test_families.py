@@ -5,6 +5,7 @@ also run on the GPU, if there is one. The families are in families.yaml, and SUP
 """
 
 import functools
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from tests.support.families import (
     reference,
     tokenizer,
 )
-from tests.tools.support_matrix import PADDED, PAGE, RAGGED
+from tests.tools.support_matrix import MEASURED, PADDED, PAGE, RAGGED, page
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 on_every_device = pytest.mark.parametrize("device", DEVICES)
@@ -99,17 +100,6 @@ def test_a_static_batch_may_grow_wider_than_the_context(family, device):
         index = families.first_difference(tokens, output.token_ids)
         assert index is None or families.lead(logits[index : index + 1]) < families.LEAD
         assert output.finish_reason == "length"
-
-
-@of_every_family
-def test_a_family_runs_ragged_where_support_md_says_so(family):
-    # test_ragged_exactness.py shows that it is exact then.
-    header, _, *rows = (line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("|"))
-    column = f"ragged, {transformers.__version__}"
-    if column not in header:
-        pytest.skip(f"SUPPORT.md was not measured on transformers {transformers.__version__}")
-    cell = dict(zip(header, next(row for row in rows if row[0] == f"`{family.name}`"), strict=True))[column]
-    assert cell.startswith(PADDED if not_ragged_because(family) else RAGGED), "run `make support-matrix`"
 
 
 @on_every_device
@@ -191,3 +181,69 @@ def test_a_row_so_long_that_it_would_change_other_rows_is_refused(name, settings
 def test_texts_may_be_of_any_length_in_bloom_but_not_in_mpt():
     assert context_length(build(by_name("bloom"))) is None
     assert context_length(build(by_name("mpt"))) == CONTEXT
+
+
+# --- SUPPORT.md, which agrees with families.yaml and with the text of its generator -----------------------------------
+
+ROOT = PAGE.parent
+OUTDATED = "run `make support-matrix`"
+
+
+@pytest.fixture(scope="module")
+def text():
+    return PAGE.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def table(text):
+    families = text.partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in families.splitlines() if line.startswith("|")]
+    return rows[0], rows[2:]
+
+
+def pinned(file: str) -> str:
+    return re.search(r"^transformers==(.+)$", (ROOT / file).read_text(), re.MULTILINE).group(1)
+
+
+def test_the_page_was_measured_on_the_pinned_versions(table):
+    newest, oldest = pinned("constraints.txt"), pinned("requirements-oldest.txt")
+    assert table[0][3:9] == [f"{name}, {version}" for name in MEASURED for version in (newest, oldest)], OUTDATED
+
+
+def test_the_generator_writes_the_same_page_from_the_same_measurements(text, table):
+    header, rows = table
+    torch, python = re.search(r"torch (\S+) and Python (\S+),", text).groups()
+    runs = []
+    for column in (3, 4):  # of the newest and the oldest transformers
+        measured = {row[0].strip("`"): dict(zip(MEASURED, row[column:9:2], strict=True)) for row in rows}
+        runs.append({"transformers": header[column].split(", ")[1], "torch": torch, "python": python, "rows": measured})
+    for row in rows:
+        runs[0]["rows"][row[0].strip("`")]["generate_batch"] = row[9]
+    assert page(*runs) == text, OUTDATED
+
+
+def test_every_family_on_the_page_is_exact_on_every_version_that_has_it_and_where_it_runs_ragged(table):
+    for row in table[1]:
+        assert row[3] != "not in this version", row
+        for exact, ragged in zip(row[3:5], row[7:9], strict=True):
+            if exact == "not in this version":
+                assert ragged == "–", row
+                continue
+            equal = [re.fullmatch(r"exact: (\d+) of \1", exact), re.fullmatch(rf"{RAGGED}: (\d+) of \1", ragged)]
+            assert equal[0] and (equal[1] or ragged == PADDED), row
+    assert sum(row[7].startswith(RAGGED) for row in table[1]) > 30
+
+
+def test_the_readme_links_the_page():
+    assert f"]({PAGE.name})" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@of_every_family
+def test_a_family_runs_ragged_where_the_page_says_so(family, table):
+    """test_ragged_exactness.py shows that it is exact then."""
+    header, rows = table
+    column = f"ragged, {transformers.__version__}"
+    if column not in header:
+        pytest.skip(f"SUPPORT.md was not measured on transformers {transformers.__version__}")
+    cell = dict(zip(header, next(row for row in rows if row[0] == f"`{family.name}`"), strict=True))[column]
+    assert cell.startswith(PADDED if not_ragged_because(family) else RAGGED), OUTDATED

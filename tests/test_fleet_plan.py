@@ -1,9 +1,13 @@
 """The plan of a fleet: both numbers matter, and a failure costs requests."""
 
+from functools import cache
+
 import pytest
 
-from helpers.checks import try_fleet
-from helpers.checks.fleet_plan import PAGE, REQUESTS, run_plan, trace
+from helpers.checks import fleet_plan, try_fleet
+from helpers.checks.fleet_plan import PAGE, REQUESTS, trace
+
+run_plan = cache(fleet_plan.run_plan)
 
 
 def test_every_trace_has_as_many_pages_and_other_requests():

@@ -33,14 +33,8 @@ def test_a_page_names_the_student_and_each_task_with_its_points_message_picture_
         Task("stop", 1, 1, "passed. Well done."),
     ]
     page = feedback.page(ADA, tasks, seed="a7")
-    texts = [
-        "Ada Lovelace (ada)",
-        "1 of 3 points",
-        "left_pad: 0 of 2 points",
-        "pads on the right.",
-        "def left_pad(): ...",
-    ]
-    texts += ["a = 1", 'alt="mask: row 0, column 1: expected 2, got 3."', "seed a7"]
+    texts = ["Ada Lovelace (ada)", "1 of 3 points", "left_pad: 0 of 2 points", "pads on the right."]
+    texts += ["def left_pad(): ...", "a = 1", 'alt="mask: row 0, column 1: expected 2, got 3."', "seed a7"]
     assert [text for text in texts if text not in page] == []
 
 
@@ -219,10 +213,8 @@ HEAD = "student,assignment,memo,points"
 def test_points_that_cannot_be_given_are_refused_and_nothing_changes(memos, text, message):
     before = {path: path.read_text() for path in memos.rglob("*.*")}
     marks = memos.parent / "marks.csv"
-    if text:
-        marks.write_text(
-            text.replace(f"{HEAD}\n", f"{HEAD}\nbob,{MEMO},memo,1\n", 1)
-        )  # right, and before the wrong one
+    if text:  # a right line comes before the wrong one
+        marks.write_text(text.replace(f"{HEAD}\n", f"{HEAD}\nbob,{MEMO},memo,1\n", 1))
     with pytest.raises(SystemExit, match=message):
         grade.main(["memos", str(marks), "--out", str(memos)])
     assert {path: path.read_text() for path in memos.rglob("*.*")} == before
@@ -277,35 +269,23 @@ def forked(monkeypatch):
     monkeypatch.setattr(examiners.multiprocessing, "get_context", lambda _: get_context("fork"))
 
 
-def die(submission, options):
-    raise SystemExit(1)
-
-
-def test_an_examiner_that_dies_costs_one_submission(tmp_path, monkeypatch, forked):
-    examiner, grade_one = examiners._Examiner(OPTIONS), examiners.grade_one
-    monkeypatch.setattr(examiners, "grade_one", die)
-    lost = examiner.grade(Submission("ada", ONE, tmp_path / "a.ipynb"))
-    monkeypatch.setattr(examiners, "grade_one", grade_one)
-    (tmp_path / "a.ipynb").write_text("no notebook")
-    next_one = examiner.grade(Submission("bob", ONE, tmp_path / "a.ipynb"))
-    examiner.stop()
-    examiner.close()
-    assert (lost.score, lost.max_score, lost.note) == (0, 8, "grading failed: the grader's own process ended")
-    assert "grading failed" in lost.page and "0 of 8 points" in lost.page
-    assert "cannot be read" in next_one.note
-
-
-def grade_ada_only(submission, options):
-    if submission.student != "ada":
+def grade_by_name(submission, options):
+    if submission.student == "dan":
+        raise SystemExit(1)
+    if submission.student == "bob":
         time.sleep(60)
     return Grade(submission.student, submission.assignment)
 
 
-def test_ctrl_c_ends_grading_at_once(tmp_path, monkeypatch, forked):
-    monkeypatch.setattr(examiners, "grade_one", grade_ada_only)
-    submissions = [Submission(student, ONE, tmp_path / "a.ipynb") for student in ("ada", "bob", "cleo")]
+def test_an_examiner_that_dies_costs_one_submission_and_ctrl_c_ends_grading_at_once(tmp_path, monkeypatch, forked):
+    monkeypatch.setattr(examiners, "grade_one", grade_by_name)
+    submissions = [Submission(student, ONE, tmp_path / "a.ipynb") for student in ("dan", "ada", "bob", "cleo")]
     grades = examiners.grade_all(submissions, OPTIONS, jobs=1)
-    assert next(grades).student == "ada"
+    lost = next(grades)
+    assert (lost.score, lost.max_score, lost.note) == (0, 8, "grading failed: the grader's own process ended")
+    assert "grading failed" in lost.page and "0 of 8 points" in lost.page
+    next_one = next(grades)
+    assert (next_one.student, next_one.note) == ("ada", "")
     interrupt = threading.Timer(0.5, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT])
     interrupt.start()
     start = time.monotonic()

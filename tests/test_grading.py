@@ -122,19 +122,12 @@ def test_a_result_arrives_as_it_was(value):
     assert outcome.arguments[0] is outcome.result or isinstance(value, bool | int | float | str | None)
 
 
-def test_numbers_of_other_libraries_arrive_as_python_s():
-    assert decode(encode(Outcome([np.int64(3), np.float32(0.5), np.bool_(True)]))).result == [3, 0.5, True]
-
-
-def test_a_generator_of_random_numbers_arrives_in_its_state():
-    random = Random(7)
+def test_numbers_of_other_libraries_a_state_of_random_numbers_and_a_failure_arrive():
+    random, failure = Random(7), Failure("KeyError", "'a'", "stopped with KeyError", is_final=True)
     random.random()
-    assert decode(encode(Outcome(arguments=(random,)))).arguments[0].getstate() == random.getstate()
-
-
-def test_a_failure_arrives_as_it_was():
-    failure = Failure("KeyError", "'a'", "stopped with KeyError", is_final=True)
-    assert decode(encode(Outcome(failure=failure))) == Outcome(failure=failure)
+    arrived = decode(encode(Outcome([np.int64(3), np.float32(0.5), np.bool_(True)], (random,), failure)))
+    assert arrived.result == [3, 0.5, True] and arrived.failure == failure
+    assert arrived.arguments[0].getstate() == random.getstate()
 
 
 @pytest.mark.parametrize("value", [(n for n in "ab"), object(), len, 1j, torch.empty(2, device="meta")])

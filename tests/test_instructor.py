@@ -60,22 +60,19 @@ def test_a_misunderstanding_is_listed_under_the_lesson_of_its_task():
     assert [(number, task) for number, task in told if tasks[task] != number] == []
 
 
-def test_the_minutes_to_read_are_those_of_the_lessons():
+def stated_minutes(path):
+    first = nbformat.read(path, as_version=4).cells[0].source
+    return re.search(r"\*\*Time:\*\* about (\d+) minutes(?: to read|\.)", first)[1]
+
+
+def test_the_minutes_are_those_that_the_lessons_and_exercises_state():
     lessons = re.findall(r"^\| \[(?:\d+|extra)\]\((notebooks/\S+\.ipynb)\) .*\| (\d+) ", PAGE, re.MULTILINE)
     assert len(lessons) >= 8
-    for path, minutes in lessons:
-        first = nbformat.read(ROOT / path, as_version=4).cells[0].source
-        assert f"**Time:** about {minutes} minutes to read" in first
-
-
-def test_the_minutes_of_the_exercises_are_those_that_they_state():
-    lessons = re.findall(r"^\| \[(\d+)\]\(.*\| \d+ \+ (\d+) \|$", PAGE, re.MULTILINE)
+    assert [path for path, minutes in lessons if minutes != stated_minutes(ROOT / path)] == []
+    exercises = re.findall(r"^\| \[(\d+)\]\(.*\| \d+ \+ (\d+) \|$", PAGE, re.MULTILINE)
     others = re.findall(r"^\| \[((?:codelab|memo|capstone|exercise) \d+)\]\(.*\| (\d+) \|$", PAGE, re.MULTILINE)
-    told = dict([(f"lesson {number}", minutes) for number, minutes in lessons] + others)
-    first = {path: nbformat.read(path, as_version=4).cells[0].source for path in NOTEBOOKS}
-    assert told == {
-        assignment(path): re.search(r"\*\*Time:\*\* about (\d+) minutes\.", first[path])[1] for path in NOTEBOOKS
-    }
+    told = dict([(f"lesson {number}", minutes) for number, minutes in exercises] + others)
+    assert told == {assignment(path): stated_minutes(path) for path in NOTEBOOKS}
 
 
 def test_its_commands_and_links_exist():

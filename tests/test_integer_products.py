@@ -19,7 +19,6 @@ from torch import nn
 from helpers import (
     Engine,
     EngineConfig,
-    Request,
     SamplingParams,
     generate_continuous,
     integer_reference,
@@ -31,20 +30,9 @@ from helpers.fast.kernels import compiled
 from helpers.fast.quantized_linear import multiply_integers
 from helpers.hardware import cpuinfo
 from helpers.models import clone_sharing_weights, quantize, round_inputs, unrounded_inputs
-from helpers.models.capabilities import require_exact_batching
 from helpers.models.integer_products import EXACT, MOST_INPUTS, IntegerLinear
 from helpers.models.quantization import QuantizedLinear
-from tests.support.families import (
-    BF16_MARGIN,
-    FAMILIES,
-    CountingScheduler,
-    build,
-    count_near_ties,
-    generate,
-    prompts,
-    serve_in_company,
-    skip_unless_known,
-)
+from tests.support.families import CountingScheduler, count_near_ties
 
 INT8 = {"weights": "int8", "compute": "int8"}
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
@@ -116,20 +104,25 @@ def test_sums_that_float32_cannot_hold_are_exact(product):
     assert product(layer, torch.full((1, inputs), 127.0)).unique().item() == np.float32(inputs * 127**2)
 
 
-@pytest.fixture(params=PROCESSORS)
-def kernel_for(request, monkeypatch, tmp_path):
-    """Let the kernel be the one for a processor that this one can stand in for."""
+@pytest.fixture(scope="module", params=PROCESSORS)
+def library_for(request, tmp_path_factory) -> ctypes.CDLL:
+    """The kernel for a processor that this one can stand in for."""
     if problem := kernels.unavailable():
         pytest.skip(problem)
     if PROCESSORS[request.param] not in cpuinfo().get("flags", ""):
         pytest.skip(f"no {PROCESSORS[request.param]}")
     flags = [flag.replace("native", request.param) for flag in compiled.FLAGS]
-    source, library = compiled.SOURCES / "integer_linear.cpp", tmp_path / "kernel.so"
+    source, library = compiled.SOURCES / "integer_linear.cpp", tmp_path_factory.mktemp("kernel") / "kernel.so"
     subprocess.run([shutil.which("g++") or "c++", *flags, *compiled.LINK_FLAGS, source, "-o", library], check=True)
-    own = ctypes.CDLL(str(library))
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture
+def kernel_for(library_for, monkeypatch):
+    """Let the kernel be the one of `library_for`."""
 
     def function(name, dtype, arguments):
-        found = getattr(own, f"{name}_{compiled.DTYPES[dtype]}")
+        found = getattr(library_for, f"{name}_{compiled.DTYPES[dtype]}")
         found.argtypes, found.restype = arguments, None
         return found
 
@@ -168,12 +161,6 @@ def test_products_with_other_libraries_in_between_stay_the_same():
         assert torch.equal(other(x.bfloat16()), others)
 
 
-def test_gradients_are_those_of_the_unrounded_inputs():
-    layer, x = integer_layer(), torch.randn(2, 40, requires_grad=True)
-    layer(x).sum().backward()
-    torch.testing.assert_close(x.grad, layer.weight.sum(0).expand(2, -1))
-
-
 @torch.no_grad()
 def test_inputs_stay_unrounded_within_a_trial_only():
     layer, x = integer_layer(), torch.randn(3, 40)
@@ -192,28 +179,6 @@ def test_inputs_stay_unrounded_within_a_trial_only():
 def in_float64(model):
     """Return a copy of the model in float64."""
     return copy.deepcopy(model).double()
-
-
-@pytest.mark.parametrize("family", FAMILIES[::3], ids=lambda family: family.name)
-def test_an_engine_generates_the_references_tokens_in_any_company(family):
-    """Every third family: test_quantization.py shows that the layers of all of them are found.
-
-    transformers cannot run some families in float64. In float32, tokens are the reference's best, or near it.
-    """
-    skip_unless_known(family)
-    model = build(family, torch.float64)
-    try:
-        require_exact_batching(model)
-    except ValueError:
-        model = build(family)
-    requests = [Request(prompt, 12) for prompt in prompts()[1:3]]
-    outputs, engine = serve_in_company(family, model, requests, **INT8)
-    assert any(type(layer) is IntegerLinear for layer in engine.model.modules())
-    reference = integer_reference(model)
-    if model.dtype is torch.float64:
-        assert outputs == [generate(reference, request)[0] for request in requests]
-    for request, output in zip(requests, outputs, strict=True):
-        count_near_ties(reference, request.prompt, output, BF16_MARGIN)
 
 
 @pytest.fixture(scope="module", params=["gpt2", "llama"])
@@ -294,13 +259,6 @@ def test_no_trial_rounds_inputs_and_every_iteration_does(random_pairs, settings,
     assert bool(calls) == ("batch_invariant" not in settings)  # which names the product for all layers
 
 
-def test_the_callers_model_and_a_loaded_quantized_model_stay_as_they_are():
-    model, own = load_model(device="cpu", weights="int8")
-    Engine(model, own, EngineConfig(**INT8)).generate(["The"], SamplingParams(max_tokens=2))
-    integer_reference(model)
-    assert {type(layer) for layer in model.modules() if isinstance(layer, QuantizedLinear)} == {QuantizedLinear}
-
-
 def test_new_weights_are_rounded_and_so_are_their_inputs(doubles):
     model, _, own = doubles
     engine, other = Engine(model, own, EngineConfig(**INT8)), copy.deepcopy(model)
@@ -322,24 +280,6 @@ def test_adapters_add_their_products_to_those_of_integers():
         outputs = engine.generate(["Once upon a time"] * 2, SamplingParams(max_tokens=20), adapter=["sea", None])
         runs.append([output.token_ids for output in outputs])
     assert runs[0] == runs[1] and runs[0][0] != runs[0][1]
-
-
-# --- the choice -------------------------------------------------------------------------------------------------------
-
-
-@needs_kernels
-@torch.no_grad()
-def test_the_choice_is_between_products_of_integers(monkeypatch, tmp_path):
-    monkeypatch.setattr("helpers.fast.kernels.compiled.cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
-    monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 0)
-    model = round_inputs(quantize(nn.Sequential(layer_of(400, 300), layer_of(300, 32)), "int8"))
-    x = torch.randn(3, 400)
-    expected = model(x)
-    for backend in ("auto", "pytorch", "compiled"):
-        assert linear.choose_linear_backends(model, backend) == 2
-        assert torch.equal(model(x), expected), backend
-    assert linear.shape_of(model[0].layer) == "int8 by int8 300x400 scales 1 float32"
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from helpers.interrupts import deferred
 from tests.support.context_runner import Caller, check_nothing_is_left, check_outputs, check_state
 
 STAGES = {
-    "a policy": lambda engine: (engine.scheduler.waiting, "__iter__"),
+    "a policy": lambda engine: (engine.scheduler.policy, "order"),
     "the plan": lambda engine: (engine.scheduler, "schedule"),
     "the pass": lambda engine: (engine.runner, "run"),
     "the update": lambda engine: (engine.scheduler, "update"),
@@ -26,12 +26,9 @@ STAGES = {
 }
 
 
-def disturb(engine, stage: str, number: int, act=lambda: signal.raise_signal(signal.SIGINT)) -> list:
+def disturb(owner, name: str, number: int, act=lambda: signal.raise_signal(signal.SIGINT)) -> list:
     """Do something before or after a method's call with this number; return a list that counts the calls."""
-    owner, name = STAGES[stage](engine)
-    owner = owner if name != "__iter__" else engine.scheduler.policy
-    name, calls = ("order" if name == "__iter__" else name), []
-    method = getattr(owner, name)
+    method, calls = getattr(owner, name), []
 
     def disturbed(*args, **named):
         calls.append(name)
@@ -63,7 +60,7 @@ def scenario(caller: Caller, call) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_call_that_is_interrupted_loses_and_repeats_nothing(stage, number, num_blocks):
     caller, interrupts = Caller(num_blocks), []
-    calls = disturb(caller.engine, stage, number)
+    calls = disturb(*STAGES[stage](caller.engine), number)
 
     def call(function, *args):
         try:
@@ -88,7 +85,7 @@ def test_a_call_that_is_interrupted_loses_and_repeats_nothing(stage, number, num
 def test_nothing_remains_of_an_interrupted_generate_or_stream(stage, number, way):
     caller = Caller(12)
     caller.add("other", [1, 2], 5)
-    disturb(caller.engine, stage, number)
+    disturb(*STAGES[stage](caller.engine), number)
     with pytest.raises(KeyboardInterrupt):
         if way == "generate":
             caller.engine.generate([[3], [4, 5], [6]], SamplingParams(9))
@@ -117,7 +114,7 @@ def test_a_stream_that_is_collected_in_the_middle_of_an_iteration_leaves_at_its_
                 cycle = [stream]
                 cycle.append(cycle)
                 del stream, cycle
-                disturb(caller.engine, stage, number, collect_new_objects)
+                disturb(*STAGES[stage](caller.engine), number, collect_new_objects)
                 caller.add("other", [1, 2], 7)
                 caller.finish()
                 collect_new_objects()

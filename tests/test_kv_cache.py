@@ -24,28 +24,17 @@ def expected(*rows: list[int]) -> list:
     return contents(make_cache(*rows))
 
 
-def test_a_new_cache_is_empty_and_grows_layer_by_layer():
-    assert kv_cache.length(kv_cache.new()) == 0
-    cache = make_cache([1, 2, 3], [4, 5, 6])
-    assert kv_cache.length(cache) == 3
-    assert contents(cache) == [
-        ((2, 1, 3, 1), [[1, 2, 3], [4, 5, 6]]),
-        ((2, 1, 3, 1), [[-1, -2, -3], [-4, -5, -6]]),
-        ((2, 1, 3, 1), [[10, 20, 30], [40, 50, 60]]),
-        ((2, 1, 3, 1), [[-10, -20, -30], [-40, -50, -60]]),
-    ]
-
-
 def test_selecting_no_rows_keeps_the_columns():
     shapes = [shape for shape, _ in contents(kv_cache.select_rows(make_cache([1, 2], [3, 4]), []))]
     assert shapes == [(0, 1, 2, 1)] * 4
 
 
-def test_shapes_are_heads_and_head_dim_of_every_layer():
+def test_the_length_is_the_number_of_columns_and_shapes_are_heads_and_head_dim_of_every_layer():
     cache = kv_cache.new()
+    assert (kv_cache.length(cache), kv_cache.shapes(cache)) == (0, [])
     cache.update(torch.zeros(3, 2, 5, 4), torch.zeros(3, 2, 5, 4), 0)
     cache.update(torch.zeros(3, 1, 5, 8), torch.zeros(3, 1, 5, 8), 1)
-    assert kv_cache.shapes(cache) == [(2, 4), (1, 8)]
+    assert (kv_cache.length(cache), kv_cache.shapes(cache)) == (5, [(2, 4), (1, 8)])
 
 
 OPERATIONS = {  # on [1, 2] and [3, 4], and what they give

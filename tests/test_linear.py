@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
-from helpers import Engine, EngineConfig, load_model
+from helpers import Engine, EngineConfig
 from helpers.fast import kernels, linear_choice
 from helpers.fast.linear import FastLinear, choose_linear_backends, unchanged_layers
 from helpers.fast.linear_backends import BACKENDS, available_backends
@@ -25,13 +25,6 @@ from helpers.models import clone_sharing_weights
 FAST = [name for name in BACKENDS if name != "pytorch"]
 by_all = pytest.mark.parametrize("backend", FAST, indirect=True)
 needs_onednn = pytest.mark.skipif("onednn_packed" not in available_backends(torch.float32), reason="no oneDNN")
-
-
-@pytest.fixture(scope="module")
-def pair():
-    """The embedded model on the CPU, even if there is a GPU: layers are replaced only there."""
-    model, tokenizer = load_model()
-    return copy.deepcopy(model).to("cpu"), tokenizer
 
 
 @pytest.fixture
@@ -102,27 +95,15 @@ def test_the_backend_follows_the_number_of_rows(monkeypatch):
     assert called == [f"for {rows} rows" for rows in used]
 
 
-class TwoParents(nn.Module):
-    """One linear layer in two modules, and under two names in the second one."""
-
-    def __init__(self):
-        super().__init__()
-        layer = nn.Linear(24, 24)
-        self.first, self.second = nn.Sequential(layer), nn.ModuleDict({"one": layer, "other": layer})
-
-    def forward(self, x):
-        return self.second["other"](self.second["one"](self.first(x)))
-
-
 @needs_onednn
 @torch.no_grad()
 def test_a_layer_with_several_parents_is_replaced_by_one_layer_in_all_of_them():
-    model = clone_sharing_weights(original := TwoParents())
+    layer = nn.Linear(24, 24)
+    original = nn.Sequential(layer, nn.Sequential(layer, layer))  # and under two names in the second one
+    model = clone_sharing_weights(original)
     assert choose_linear_backends(model, "onednn_packed") == 1
-    assert type(model.first[0]) is FastLinear
-    assert model.first[0] is model.second["one"] is model.second["other"]
-    x = torch.randn(3, 24)
-    check(model, original, x, 1e-5)
+    assert type(model[0]) is FastLinear and model[0] is model[1][0] is model[1][1]
+    check(model, original, torch.randn(3, 24), 1e-5)
 
 
 @needs_onednn
@@ -131,33 +112,20 @@ def test_gelu_in_one_pass_is_the_same_gelu():
     replaced = fast(original)
     assert type(replaced[1]) is nn.GELU and type(original[1]) is NewGELUActivation
     x = torch.linspace(-6, 6, 1000)
-    torch.testing.assert_close(
-        replaced[1](x), original[1](x), rtol=0, atol=2e-6
-    )  # the exact GELU differs by up to 5e-4
-
-
-class Special(nn.Linear):
-    """A subclass may do more than multiply."""
-
-
-class Quantized(nn.Parameter):
-    """A weight of another class may be quantized."""
-
-
-def with_quantized_weight(layer: nn.Linear) -> None:
-    layer.weight = Quantized(layer.weight.detach())
+    # The exact GELU differs by up to 5e-4.
+    torch.testing.assert_close(replaced[1](x), original[1](x), rtol=0, atol=2e-6)
 
 
 def in_inference_mode(layer: nn.Linear) -> None:
-    """Such a weight does not show that it has changed."""
     with torch.inference_mode():
         layer.weight = nn.Parameter(layer.weight.clone())
 
 
+Special, Quantized = type("Special", (nn.Linear,), {}), type("Quantized", (nn.Parameter,), {})
 UNCHANGED = {
-    "another class": lambda layer: setattr(layer, "__class__", Special),
-    "a quantized weight": with_quantized_weight,
-    "a weight made in inference mode": in_inference_mode,
+    "a subclass, which may do more than multiply": lambda layer: setattr(layer, "__class__", Special),
+    "a weight of another class, maybe quantized": lambda layer: setattr(layer, "weight", Quantized(layer.weight)),
+    "a weight made in inference mode, which does not show that it has changed": in_inference_mode,
     "a hook": lambda layer: layer.register_forward_hook(lambda *_: None),
     "a hook before it": lambda layer: layer.register_forward_pre_hook(lambda *_: None),
 }
@@ -183,32 +151,33 @@ def test_gradients_are_those_of_the_original_layer():
     assert torch.equal(actual, expected)
 
 
+CHANGES = {
+    "written to": lambda layer: layer.weight.mul_(2),  # as training the original does, whose tensors the clone shares
+    "moved": lambda layer: setattr(layer.weight, "data", torch.randn(40, 24)),
+    "exchanged": lambda layer: setattr(layer, "weight", nn.Parameter(torch.randn(40, 24))),
+    "exchanged, of the bias": lambda layer: setattr(layer, "bias", nn.Parameter(torch.randn(40))),
+    "cast": lambda layer: layer.double(),  # for which the backend may not be made
+}
+
+
 @torch.no_grad()
 @by_all
-@pytest.mark.parametrize("change", ["in place", "weight", "bias", "data", "dtype"])
-def test_a_parameter_that_has_been_changed_exchanged_or_moved_is_followed(backend, change):
-    model = layer_of("Linear with bias")
-    replaced, layer = FastLinear(model[0], [backend] * len(ROWS)), model[0]
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_parameter_that_has_been_changed_is_followed(backend, change):
+    layer = layer_of("Linear with bias")[0]
+    replaced = FastLinear(layer, [backend] * len(ROWS))
     replaced(torch.randn(8, 24))
-    if change == "in place":  # as training the original does, whose tensors the clone shares
-        layer.weight.mul_(2)
-    elif change == "bias":
-        layer.bias = nn.Parameter(torch.randn(40))
-    elif change == "weight":
-        layer.weight = nn.Parameter(torch.randn(40, 24))
-    elif change == "dtype":  # for which the backend may not be made
-        layer.double()
-    else:
-        layer.weight.data = torch.randn(40, 24)
+    change(layer)
     x = torch.randn(3, 24, dtype=layer.weight.dtype)
     torch.testing.assert_close(replaced(x), layer(x))
 
 
-@by_all
-def test_an_engine_runs_a_model_whose_layers_were_replaced_before(pair, backend):
-    model, tokenizer = pair
-    expected = Engine(model, tokenizer).generate(PROMPTS[0]).pop().token_ids
-    assert Engine(fast(model, backend), tokenizer).generate(PROMPTS[0]).pop().token_ids == expected
+@needs_onednn
+def test_an_engine_runs_a_model_whose_layers_were_replaced_before():
+    """The engine clones the model, and the copies of its weights make copies of their own."""
+    model, tokenizer = random_pair("gpt2")
+    runs = [Engine(one, tokenizer).generate(PROMPTS[0])[0].token_ids for one in (fast(model), model)]
+    assert runs[0] == runs[1]
 
 
 def refuse(*arguments):
@@ -244,7 +213,7 @@ def test_if_the_operators_do_not_work_the_model_stays_as_it_is(monkeypatch, no_k
     monkeypatch.setattr(linear_choice, "measure", lambda *of: pytest.fail("there is nothing to choose"))
     monkeypatch.setattr("helpers.fast.linear.MIN_MODEL_BYTES", 0)
     assert available_backends(torch.float32) == available_backends(torch.bfloat16) == ["pytorch"]
-    model = copy.deepcopy(load_model()[0]).to("cpu")
+    model = copy.deepcopy(random_pair("gpt2")[0])
     before = str(model)
     assert choose_linear_backends(model) == 0
     assert str(model) == before, "the activations stay, too"
@@ -262,17 +231,16 @@ def test_layers_of_other_dtypes_and_devices_stay_as_they_are(monkeypatch, option
         choose_linear_backends(model, "onednn")
 
 
-@pytest.mark.parametrize("name", ["mkl", "", "Compiled"])
-def test_an_unknown_backend_is_an_error_that_lists_the_known_ones(name):
-    config = EngineConfig(linear_backend=name)
-    with pytest.raises(ValueError, match=f"no linear backend '{name}': choose one of 'auto', 'pytorch', 'onednn', "):
-        Engine(*random_pair("llama"), config)
-
-
-def test_an_unavailable_backend_is_an_error_that_lists_the_available_ones(no_kernels):
-    config = EngineConfig(linear_backend="compiled")
-    with pytest.raises(ValueError, match="'compiled' does not work for float32 on cpu here: choose one of 'auto', 'py"):
-        Engine(*random_pair("llama"), config)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mkl", "There is no linear backend 'mkl': choose one of 'auto', 'pytorch', 'onednn', "),
+        ("compiled", "'compiled' does not work for float32 on cpu here: choose one of 'auto', 'py"),
+    ],
+)
+def test_an_unknown_or_unavailable_backend_is_an_error_that_lists_the_others(no_kernels, name, message):
+    with pytest.raises(ValueError, match=message):
+        Engine(*random_pair("llama"), EngineConfig(linear_backend=name))
 
 
 @by_all

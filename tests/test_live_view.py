@@ -34,7 +34,7 @@ def test_more_listeners_than_allowed_are_503_until_one_leaves():
                 assert stream.status_code == 200
                 streams.append(stream)
             refused = httpx.get(server.url + "/events")
-            error = error_of((refused.status_code, refused.json()), 503)
+            error = error_of(refused, 503)
             assert error["code"] == "too_many_listeners" and f"{MAX_LISTENERS} pages" in error["message"]
             assert int(refused.headers["retry-after"]) > 0
             assert httpx.head(server.url + "/events").status_code == 200

@@ -1,5 +1,7 @@
 """The three loops: equal outputs in the order of the requests, the counts that the lessons state, and errors."""
 
+import itertools
+
 import pytest
 from conftest import PROMPTS, CountingModel, alone
 
@@ -13,8 +15,9 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("rows", [1, 4, 50])  # 50: a queue shorter than the rows
+@pytest.mark.parametrize(  # 50: a queue shorter than the rows
+    ("loop", "rows"), [("alone", 1), *itertools.product(["static", "continuous"], [1, 4, 50])]
+)
 def test_every_loop_gives_every_request_its_own_tokens_in_the_order_of_the_requests(random_pairs, loop, rows):
     model, tokenizer = random_pairs
     requests = [Request(prompt, 1 + 7 * row % 20, f"request {row}") for row, prompt in enumerate(PROMPTS)]
@@ -41,40 +44,23 @@ def test_a_loop_accepts_tuples_and_uses_the_default_pair(embedded, loop):
 # --- the race: 32 requests, 8 rows, every 8th with a long output ----------------------------------------------------
 
 
-@pytest.fixture
-def race(letters):
+@pytest.mark.parametrize(
+    ("loop", "passes", "prefills", "finished"),
+    [
+        (generate_static, 400, 4, 4 * 7 * 90),  # 4 batches, each with a request of 100 tokens
+        (generate_continuous, 6 + 126, 6, 0),  # the same work in a third of the forward passes
+    ],
+)
+def test_the_race_takes_the_expected_numbers_of_forward_passes_and_slot_steps(
+    letters, loop, passes, prefills, finished
+):
     model = CountingModel(context=128, eos_token_id=99)  # no request ends early
-    return [("abcdefg", 100 if row % 8 == 0 else 10) for row in range(32)], 8, model, letters[1]
-
-
-def test_static_batching_waits_for_the_longest_request_of_every_batch(race):
-    trace = generate_static(*race).trace
-    assert trace.forward_passes == 400  # 4 batches, each with a request of 100 tokens
-    assert trace.slot_steps == 3200
-    assert trace.output_tokens == 680
-    assert trace.work == {"prefill": 32, "decode": 648, "finished": 4 * 7 * 90}
-    assert trace.prompt_tokens == 32 * 7
-
-
-def test_continuous_batching_does_the_same_work_in_a_third_of_the_forward_passes(race):
-    trace = generate_continuous(*race).trace
-    assert sum(any(row.work == "prefill" for row in iteration.row_steps) for iteration in trace.passes) == 6
-    assert trace.forward_passes == 6 + 126
-    assert trace.slot_steps == 1056
-    assert trace.output_tokens == 680
-    assert trace.work["finished"] == 0
-    assert trace.work.total() == 1056
-
-
-def test_at_most_as_many_requests_run_at_once_as_there_are_rows(random_pairs):
-    requests = [(prompt, 3 + row) for row, prompt in enumerate(PROMPTS)]
-    for loop in (generate_static, generate_continuous):
-        trace = loop(requests, 3, *random_pairs).trace
-        assert trace.rows == 3
-        assert all(len(iteration.row_steps) == 3 for iteration in trace.passes)
-        running = [[row.work for row in one.row_steps if row.work not in ("finished", "empty")] for one in trace.passes]
-        assert max(map(len, running)) == 3
-        assert trace.work.total() == trace.slot_steps
+    trace = loop([("abcdefg", 100 if row % 8 == 0 else 10) for row in range(32)], 8, model, letters[1]).trace
+    assert (trace.forward_passes, trace.slot_steps) == (passes, 8 * passes)
+    assert sum(any(row.work == "prefill" for row in one.row_steps) for one in trace.passes) == prefills
+    assert (trace.output_tokens, trace.prompt_tokens) == (680, 32 * 7)
+    assert (trace.work["prefill"], trace.work["decode"], trace.work["finished"]) == (32, 648, finished)
+    assert trace.work.total() == trace.slot_steps
 
 
 # --- errors and the progress bar ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What `make` sets up and starts: `helpers` is found everywhere, and JupyterLab's refusal of root is explained."""
+"""What `make` and GitHub's workflows set up and start, as far as it can be checked here."""
 
 import os
 import re
@@ -16,8 +16,35 @@ ROOT = Path(__file__).resolve().parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
+WORKFLOWS = sorted((ROOT / ".github").glob("*/*.yml"))
+
+
 def run(*command, **more):
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, **more)
+
+
+def test_make_lists_its_commands_without_an_error_in_a_folder_without_tests(tmp_path):
+    done = run("make", "--file", ROOT / "Makefile", cwd=tmp_path)
+    assert "make course " in done.stdout and done.stderr == ""
+
+
+def test_make_keeps_compiled_kernels_inside_the_checkout():
+    show = ["--eval", "show-kernel-cache: ; @echo $$COURSE_KERNEL_CACHE", "show-kernel-cache"]
+    assert run("make", "--no-print-directory", *show, cwd=ROOT).stdout == f"{ROOT}/build/kernels\n"
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 15)])
+def test_a_python_without_the_tested_packages_is_refused_before_anything_is_installed(tmp_path, version):
+    for name in ("requirements.txt", "requirements-dev.txt", "constraints.txt"):
+        (tmp_path / name).touch()
+    other = tmp_path / "python"
+    code = f"import sys; sys.version_info = (*{version}, 0); exec(sys.argv[1])"
+    other.write_text(f'#!/bin/sh\n[ "$1" = -c ] || exit 3\nexec {sys.executable} -c "{code}" "$2"\n')
+    other.chmod(0o755)
+    done = run("make", "-f", ROOT / "Makefile", "lab", f"PYTHON={other}", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "needs Python 3.11 to 3.14" in done.stderr and "make PYTHON=python3.12" in done.stderr
+    assert not (tmp_path / ".venv").exists()
 
 
 def test_make_lab_as_root_says_what_to_do(tmp_path):
@@ -67,3 +94,29 @@ def test_the_link_to_the_package_needs_no_network_and_leaves_copies_of_the_packa
     shutil.copytree(ROOT / "helpers", tmp_path / "copy" / "helpers", ignore=shutil.ignore_patterns("features"))
     found = run(python, "-c", "import helpers.features", cwd=tmp_path / "copy", env=environment)
     assert "No module named 'helpers.features'" in found.stderr
+
+
+# --- GitHub's workflows -----------------------------------------------------------------------------------------------
+
+
+def test_the_workflows_follow_githubs_schema():
+    done = run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_a_workflow_names_targets_and_files_that_exist_and_says_what_has_not_run(workflow):
+    text = workflow.read_text(encoding="utf-8")
+    commands = re.findall(r"^ *- run: (.*)$", text, re.M)
+    assert commands and "What has not run" in re.match(r"(?:#.*\n)+", text)[0]
+    for command in commands:
+        for target in re.findall(r"^make ([\w-]+)", command):
+            assert re.search(rf"^{target}:", MAKEFILE, re.M), command
+        for path in re.findall(r"[\w/-]+\.(?:py|txt)\b", command):
+            assert (ROOT / path).is_file(), command
+
+
+def test_the_newest_python_that_the_makefile_accepts_is_tested():
+    versions = re.findall(r'"(3\.\d+)"', (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    accepted = re.search(r"needs Python (3\.\d+) to (3\.\d+)", MAKEFILE)
+    assert set(versions) == set(accepted.groups())

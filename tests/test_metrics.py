@@ -12,17 +12,10 @@ from helpers.trace import Trace
 
 def test_the_four_latencies_of_a_request():
     request = RequestMetrics("x", arrival=2.0, token_times=[5.0, 5.5, 7.5, 8.0])
-    assert request.ttft == 3.0
-    assert request.itl == [0.5, 2.0, 0.5]
-    assert request.e2e == 6.0
+    assert (request.ttft, request.itl, request.e2e) == (3.0, [0.5, 2.0, 0.5], 6.0)
     assert request.tpot == 1.0  # (6 - 3) / (4 - 1)
-
-
-def test_one_token_has_no_time_between_tokens():
-    request = RequestMetrics("x", arrival=2.0, token_times=[5.0])
-    assert request.ttft == request.e2e == 3.0
-    assert request.itl == []
-    assert request.tpot is None
+    one_token = RequestMetrics("x", arrival=2.0, token_times=[5.0])
+    assert (one_token.ttft, one_token.itl, one_token.e2e, one_token.tpot) == (3.0, [], 3.0, None)
 
 
 def trace_of_two() -> Trace:
@@ -83,15 +76,12 @@ def test_percentiles_are_those_of_numpy(count):
     assert percentile(np.array(values), 95) == percentile(values, 95)
 
 
-def test_a_percentile_of_nothing_says_what_is_missing():
-    with pytest.raises(ValueError, match="no percentile of no values"):
-        percentile([], 50)
-
-
 @pytest.mark.parametrize("percent", [-1, 100.5, float("nan")])
-def test_a_percent_outside_0_to_100_is_refused(percent):
+def test_a_percent_outside_0_to_100_and_a_percentile_of_nothing_are_refused(percent):
     with pytest.raises(ValueError, match="percent is between 0 and 100"):
         percentile([1, 2, 3], percent)
+    with pytest.raises(ValueError, match="no percentile of no values"):
+        percentile([], 50)
 
 
 def test_the_knee_is_where_throughput_over_latency_is_greatest():

@@ -4,6 +4,7 @@ The comparison itself is `pytest --nbval`. It cannot see what is checked here: i
 executed whatever that cell prints, and compares no image.
 """
 
+import functools
 import re
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def problems_of(nb, size=0):
     for cell in nb.cells:
         if cell.cell_type == "markdown" and (image := RELATIVE_IMAGE.search(cell.source)):
             problems.append(f"relative image: {image[0]}")
-    return problems
+    return problems + list(problems_of_predictions(nb))
 
 
 def problems_of_cell(cell):
@@ -87,18 +88,29 @@ def text_of(output):
     return re.sub(r"base64,[\w+/=]+", "", text)  # images of a player
 
 
+@functools.cache
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def minutes_of(nb):
+    """The minutes that a notebook takes to read: 200 words or 5 lines of code per minute."""
+    words = sum(len(cell.source.split()) for cell in nb.cells if cell.cell_type == "markdown")
+    shown = [
+        cell for cell in nb.cells if cell.cell_type == "code" and not {"bootstrap", "hide-input"} & set(tags_of(cell))
+    ]
+    return words / 200 + sum(bool(line.strip()) for cell in shown for line in cell.source.splitlines()) / 5
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_committed_notebook_is_sound(path):
-    assert problems_of(nbformat.read(path, as_version=4), path.stat().st_size) == []
+def test_a_committed_notebook_is_sound_and_says_how_many_minutes_it_takes_to_read(path):
+    nb = read(path)
+    assert problems_of(nb, path.stat().st_size) == []
+    stated = re.search(r"^\*\*Time:\*\* about (\d+) minutes to read", nb.cells[0].source, re.MULTILINE)
+    assert abs(int(stated[1]) - minutes_of(nb)) <= 4
 
 
-@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.name[0].isdecimal()], ids=lambda path: path.name)
-def test_a_lesson_has_one_headline_of_one_line(path):
-    cells = [cell for cell in nbformat.read(path, as_version=4).cells if "headline" in tags_of(cell)]
-    assert [text_of(output).count("\n") for cell in cells for output in cell.outputs] == [1]
-
-
-# --- the check itself: a notebook that is sound, and one in which everything is wrong -----------------------------
+# --- the check itself: a notebook in which everything is wrong ----------------------------------------------------
 
 
 def notebook(*cells, metadata=None):
@@ -137,12 +149,6 @@ WRONG = [  # for each cell, a part of the sentence about it
     (code("x", stream("183 tokens/s\n")), "measured time"),
     (code("run_load(url)", tags=[IGNORED]), "is not tagged measures"),
 ]
-
-
-def test_the_check_passes_a_sound_notebook():
-    outputs = [stream("3 tokens, 130 slot-steps, 12 passes\n"), image(alt="A curve.")]
-    ignored, raising = code("run()", stream("0.3 s\n"), number=2, tags=[IGNORED]), ["raises-exception"]
-    assert problems_of(notebook(code("run()", *outputs), ignored, code("run()", ERROR, number=3, tags=raising))) == []
 
 
 def test_the_check_finds_what_is_wrong():
@@ -230,7 +236,7 @@ def unprinted_counts(nb):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_count_in_prose_is_that_of_the_code_or_of_an_output(path):
     given = GIVEN.get(path.stem, {})
-    found = list(unprinted_counts(nbformat.read(path, as_version=4)))
+    found = list(unprinted_counts(read(path)))
 
     assert [(cell, number) for cell, number in found if number not in given] == []
     assert set(given) <= {number for _, number in found}, "GIVEN lists numbers that the prose does not have"
@@ -269,46 +275,28 @@ def problems_of_predictions(nb):
                 yield f"cell [{number}]: the tag {tag} and the setting {setting} disagree"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_predictions_are_recorded_and_their_answers_are_collapsed(path):
-    assert list(problems_of_predictions(nbformat.read(path, as_version=4))) == []
-
-
-LESSONS = [path for path in NOTEBOOKS if path.name[0].isdecimal() and path != OVERVIEW]
+LESSONS = [path for path in NOTEBOOKS if path.name[0].isdecimal()]
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name)
-def test_a_lesson_opens_with_a_picture_and_the_map_and_ends_with_its_costs_and_vllm(path):
-    nb = nbformat.read(path, as_version=4)
+def test_a_lesson_opens_with_a_picture_and_the_map_has_a_headline_of_one_line_and_ends_with_its_costs_and_vllm(path):
+    nb = read(path)
+    headlines = [output for cell in nb.cells if "headline" in tags_of(cell) for output in cell.outputs]
+    assert [text_of(output).count("\n") for output in headlines] == [1]
+    if path == OVERVIEW:
+        return
     opening = [cell for cell in nb.cells if cell.cell_type == "code" and "bootstrap" not in tags_of(cell)][:2]
     assert f"plots.system_map({path.name.split('_')[0]})" in "".join(cell.source for cell in opening)
     prose = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
     assert [section for section in SECTIONS if not re.search(rf"^{section}$", prose, re.MULTILINE)] == []
 
 
-def test_the_overview_has_four_pictures_that_move_its_code_on_one_screen_and_one_number():
-    cells = [cell for cell in nbformat.read(OVERVIEW, as_version=4).cells if cell.cell_type == "code"]
-    moving = [
-        cell for cell in cells for output in cell.outputs if "<script>" in output.get("data", {}).get("text/html", "")
-    ]
+def test_the_overview_has_four_pictures_that_move_and_its_code_on_one_screen():
+    cells = [cell for cell in read(OVERVIEW).cells if cell.cell_type == "code"]
+    pages = [output.get("data", {}).get("text/html", "") for cell in cells for output in cell.outputs]
     shown = [cell for cell in cells if not {"bootstrap", "hide-input", "headline"} & set(tags_of(cell))]
-    (number,) = (text_of(cell.outputs[0]) for cell in cells if "headline" in tags_of(cell))
-    assert len(moving) == 4
+    assert sum("<script>" in page for page in pages) == 4
     assert max(len(cell.source.splitlines()) for cell in shown) <= 22
-    assert number == "132 forward passes instead of 400, for the same 680 tokens.\n"
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_the_minutes_to_read_are_those_of_200_words_or_5_lines_of_code_per_minute(path):
-    nb = nbformat.read(path, as_version=4)
-    words = sum(len(cell.source.split()) for cell in nb.cells if cell.cell_type == "markdown")
-    lines = sum(
-        sum(bool(line.strip()) for line in cell.source.splitlines())
-        for cell in nb.cells
-        if cell.cell_type == "code" and not {"bootstrap", "hide-input"} & set(tags_of(cell))
-    )
-    stated = re.search(r"^\*\*Time:\*\* about (\d+) minutes to read", nb.cells[0].source, re.MULTILINE)
-    assert abs(int(stated[1]) - (words / 200 + lines / 5)) <= 4
 
 
 @pytest.mark.parametrize(

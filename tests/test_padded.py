@@ -127,25 +127,24 @@ SPECIAL = ["opt", "gpt_neo", "mpt", "bloom", "falcon (rw)", "mistral", "gemma3_t
 def test_whatever_is_special_about_a_family_prompts_can_be_computed_in_chunks(name):
     families.skip_unless_known(family := families.by_name(name))
     reference = families.reference(family)
-    for seed in range(2):
-        draw = random.Random(seed)
-        config = EngineConfig(
-            max_batch_size=draw.randint(2, 5),
-            max_tokens_per_step=draw.randint(6, 20),  # prompts have up to 40 tokens, windows 8
-            policy=draw.choice(sorted(POLICIES)),
-            mixed_batches=draw.random() < 0.7,
-            execution="padded",
-        )
-        engine = Engine(reference.model, families.tokenizer(), config)
-        outputs = engine.generate(
-            [request.prompt for request in reference.requests],
-            [SamplingParams(request.max_tokens) for request in reference.requests],
-            arrivals=[draw.randint(0, 12) for _ in reference.requests],
-        )
-        assert [output.token_ids for output in outputs] == reference.tokens
-        row_steps = [row for iteration in engine.trace.passes for row in iteration.row_steps]
-        prefills = Counter(row.request_id for row in row_steps if row.work == "prefill")
-        assert max(prefills.values()) >= 2, "no prompt was computed in chunks"
+    draw = random.Random(name)
+    config = EngineConfig(
+        max_batch_size=draw.randint(2, 5),
+        max_tokens_per_step=draw.randint(6, 20),  # prompts have up to 40 tokens, windows 8
+        policy=draw.choice(sorted(POLICIES)),
+        mixed_batches=draw.random() < 0.7,
+        execution="padded",
+    )
+    engine = Engine(reference.model, families.tokenizer(), config)
+    outputs = engine.generate(
+        [request.prompt for request in reference.requests],
+        [SamplingParams(request.max_tokens) for request in reference.requests],
+        arrivals=[draw.randint(0, 12) for _ in reference.requests],
+    )
+    assert [output.token_ids for output in outputs] == reference.tokens
+    row_steps = [row for iteration in engine.trace.passes for row in iteration.row_steps]
+    prefills = Counter(row.request_id for row in row_steps if row.work == "prefill")
+    assert max(prefills.values()) >= 2, "no prompt was computed in chunks"
 
 
 def test_rows_that_could_not_be_dropped_are_dropped_later(monkeypatch):

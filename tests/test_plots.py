@@ -191,58 +191,50 @@ WITHOUT_AXES = re.compile(
 )
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_a_picture_says_what_it_shows_and_no_label_covers_another_one_or_leaves_it(name):
-    picture = drawn(name)
-    assert re.search(TEXTS.get(name, ".{20}"), picture.alt)
-    assert overlapping_texts(picture) == []
-    if not WITHOUT_AXES.match(name):
-        assert all(ax.get_xlabel() or ax.get_ylabel() for ax in picture.figure.axes)
-
-
 def test_a_notebook_gets_a_picture_and_its_text():
     data, metadata = drawn("bars")._repr_mimebundle_()
     assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
     assert metadata["image/png"]["alt"] == drawn("bars").alt
 
 
-def test_the_same_picture_is_saved_as_the_same_bytes_and_follows_a_dark_page(tmp_path):
-    for name in ("one.svg", "two.svg"):
-        plots.slot_timeline({"run": TRACE}).save(tmp_path / name)
-    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
-    assert "prefers-color-scheme:dark" in (tmp_path / "one.svg").read_text()
-
-
 @pytest.mark.parametrize("name", PICTURES)
-def test_the_svg_of_a_picture_has_its_text_and_no_neutral_color_that_a_dark_page_cannot_change(name):
-    svg = drawn(name).svg()
-    root = ElementTree.fromstring(svg)
+def test_a_picture_says_what_it_shows_in_labels_that_stand_free_and_in_colors_that_its_key_and_a_dark_page_know(name):
+    picture = drawn(name)
+    assert re.search(TEXTS.get(name, ".{20}"), picture.alt)
+    assert overlapping_texts(picture) == []
+    if not WITHOUT_AXES.match(name):
+        assert all(ax.get_xlabel() or ax.get_ylabel() for ax in picture.figure.axes)
+    assert colors_of_keys(picture) <= colors_drawn(picture) or name == "verified_draft without a draft"
+    svg = picture.svg()
     fixed = re.findall(r'(?:fill|stroke)(?:: |=")(#\w+)', svg)
-    assert root.get("aria-label") == drawn(name).alt
+    assert ElementTree.fromstring(svg).get("aria-label") == picture.alt
     assert {color for color in fixed if len(set(color[1::2])) == 1 and color not in OF_FILLS} == set()
     assert set(re.findall(r"url\(#(\w+)\)", svg)) <= set(re.findall(r' id="(\w+)"', svg))
 
 
-def test_drawing_leaves_the_settings_of_matplotlib_alone():
+def colors_of_keys(picture):
+    return {to_rgb(patch.get_facecolor()) for key in picture.figure.legends for patch in key.get_patches()}
+
+
+def colors_drawn(picture):
+    colors = set()
+    for ax in picture.figure.axes:
+        colors |= {to_rgb(patch.get_facecolor()) for patch in ax.patches}
+        colors |= {to_rgb(line.get_color()) for line in ax.lines}
+        colors |= {to_rgb(color) for each in ax.collections for color in (*each.get_facecolor(), *each.get_edgecolor())}
+    return colors
+
+
+def test_the_same_picture_is_saved_as_the_same_bytes_changes_no_settings_and_follows_a_dark_page(tmp_path):
     before = dict(rcParams)
-    plots.bars(BARS, "probability").svg()
-    assert dict(rcParams) == before
+    for name in ("one.svg", "two.svg"):
+        plots.slot_timeline({"run": TRACE}).save(tmp_path / name)
+    assert dict(rcParams) == before, "the settings of matplotlib are left alone"
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
+    assert "prefers-color-scheme:dark" in (tmp_path / "one.svg").read_text()
 
 
 # --- what is drawn is what the text says ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "texts"),
-    [
-        ("bars", [["0.0864", "0.0580", "under 0.0001"]]),  # equally many decimals
-        ("prefix_map", [["3", "1", "2"], ["5", "1"]]),
-        ("visible_keys", [["×"], []]),  # attention to another request, marked by more than color
-        ("throughput_latency", [["1 row", "2", "4 rows"]]),
-    ],
-)
-def test_numbers_and_marks_are_drawn_in_the_order_of_what_they_describe(name, texts):
-    assert [texts_of(ax) for ax in axes_of(name)] == texts
 
 
 @pytest.mark.parametrize("share", [0.55, 0.8, 1])
@@ -270,6 +262,15 @@ def test_equal_latencies_are_stacked():
     (ax,) = plots.waiting_requests({"all the same": latencies(5, 5, 5)}, {"any": {0, 1, 2}}).figure.axes
     dots = {(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines if line.get_marker() == "o"}
     assert len(dots) == 3 and {x for x, _ in dots} == {5}
+
+
+def texts_per_panel(axes):
+    return [texts_of(ax) for ax in axes]
+
+
+def names_of_rows(axes):
+    names = [label.get_text() for label in axes[0].get_yticklabels()]
+    return [re.sub(r"^\d+:", "id:", name) for name in names]  # ids count the requests of this process
 
 
 def tops_of_bars(axes):
@@ -307,6 +308,14 @@ def heights_of_lanes(axes):
 @pytest.mark.parametrize(
     ("name", "read", "expected"),
     [
+        ("bars", texts_per_panel, [["0.0864", "0.0580", "under 0.0001"]]),  # equally many decimals
+        ("prefix_map", texts_per_panel, [["3", "1", "2"], ["5", "1"]]),
+        ("visible_keys", texts_per_panel, [["×"], []]),  # attention to another request, marked by more than color
+        ("throughput_latency", texts_per_panel, [["1 row", "2", "4 rows"]]),
+        ("token_grid", names_of_rows, ["request 0", "request 1"]),
+        ("batches", names_of_rows, ["id: 1 to go", "id: done"]),
+        ("compare", names_of_rows, ["row 0", "row 1"]),
+        ("merged_and_adapted", names_of_rows, ["sea", "honest", "no adapter", "sea"]),
         ("tokens_read", tops_of_bars, {0: 7, 1: 4, 2: 1, 3: 1}),  # without pads
         ("draft_staircase", cells_per_row, [(0, 5), (5, 5), (7, 1)]),  # from the token that the pass before chose
         ("draft_timeline", relative_heights, [3, 3, 3, 1, 2]),  # prefills; three gained; one gained and two rejected
@@ -344,43 +353,12 @@ def test_what_is_drawn_is_what_was_given(name, read, expected):
     assert read(axes_of(name)) == expected
 
 
-@pytest.mark.parametrize("name", [name for name in PICTURES if name != "verified_draft without a draft"])
-def test_a_key_explains_colors_that_are_drawn(name):
-    figure, drawn_colors = drawn(name).figure, set()
-    for ax in figure.axes:
-        drawn_colors |= {to_rgb(patch.get_facecolor()) for patch in ax.patches}
-        drawn_colors |= {to_rgb(line.get_color()) for line in ax.lines}
-        drawn_colors |= {
-            to_rgb(color) for each in ax.collections for color in (*each.get_facecolor(), *each.get_edgecolor())
-        }
-    explained = {to_rgb(patch.get_facecolor()) for key in figure.legends for patch in key.get_patches()}
-    assert explained <= drawn_colors
-
-
-def test_a_resumed_stream_changes_its_color_with_the_replica():
+def test_a_request_keeps_its_color_from_row_to_row_and_a_resumed_stream_has_that_of_its_replica():
+    first, second = ([patch.get_facecolor() for patch in ax.patches] for ax in axes_of("token_row"))
+    assert first == second[::-1] and first[0] != first[1]
     patches = axes_of("resumed_streams")[0].patches
     first, second, other = [patch.get_facecolor() for patch in patches if patch.get_width() < 0.9]
     assert first != second == other
-
-
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("token_grid", ["request 0", "request 1"]),
-        ("batches", ["id: 1 to go", "id: done"]),
-        ("batches without rows", ["id: 1 to go", "id: done"]),
-        ("compare", ["row 0", "row 1"]),
-        ("merged_and_adapted", ["sea", "honest", "no adapter", "sea"]),
-    ],
-)
-def test_a_grid_names_its_rows(name, rows):
-    names = [label.get_text() for label in axes_of(name)[0].get_yticklabels()]
-    assert [re.sub(r"^\d+:", "id:", name) for name in names] == rows  # ids count the requests of this process
-
-
-def test_a_request_keeps_its_color_from_row_to_row():
-    first, second = ([patch.get_facecolor() for patch in ax.patches] for ax in axes_of("token_row"))
-    assert first == second[::-1] and first[0] != first[1]
 
 
 def test_block_tables_color_a_block_by_its_request_and_a_shared_one_gray():

@@ -146,16 +146,9 @@ def is_compiling(server) -> bool:
     return server.thread.prompt_tokenizer._slow._work_queue.empty() and compiler_of(server).worker._lock.locked()
 
 
-def test_compilation_delays_no_other_request_and_a_client_that_leaves_gives_up_its_place(endless_compilation):
-    with serving() as server:
-        leaving = RawConnection.posting(server, DESCRIBED, "/v1/completions")
-        wait_until(lambda: is_compiling(server))
-        assert post(server, **body(OWL, 2)).status_code == 200
-        leaving.close()
-        server.assert_empty()
-
-
-def test_what_is_compiled_in_a_moment_waits_for_nothing_that_takes_long(endless_compilation, monkeypatch):
+def test_what_is_compiled_in_a_moment_waits_for_nothing_that_takes_long_and_clients_may_leave(
+    endless_compilation, monkeypatch
+):
     known, quick, small = ({"json": {"type": "boolean"}}, {"json": {"type": "null"}}, {"choice": ["a", "b"]})
     with serving() as server:
         with monkeypatch.context() as patch:
@@ -166,8 +159,10 @@ def test_what_is_compiled_in_a_moment_waits_for_nothing_that_takes_long(endless_
         monkeypatch.setattr(compiler_of(server).quick_worker, "check", lambda *_: True)
         for described in (known, quick, small):
             assert post(server, **body(OWL, 2, structured_outputs=described)).status_code == 200
+        assert post(server, **body(OWL, 2)).status_code == 200
         for connection in leaving:
             connection.close()
+        server.assert_empty()
 
 
 def test_compilation_does_not_delay_the_end_of_a_server(endless_compilation):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 import struct
 import sys
 
@@ -169,17 +170,23 @@ def saved(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def copied(saved, tmp_path):
+    """A folder that a test may change."""
+    return shutil.copytree(saved, tmp_path / "copied")
+
+
+def change_quantization(folder, change) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    change(config["quantization_config"])
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 @pytest.mark.parametrize("problem", CHANGES)
-def test_another_scheme_is_refused_with_the_list_of_supported_ones(problem, saved, tmp_path):
-    for file in saved.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    config = json.loads((saved / "config.json").read_text())
-    quantization = config["quantization_config"]
-    CHANGES[problem](quantization, quantization["config_groups"]["group_0"]["weights"])
-    (tmp_path / "config.json").unlink()
-    (tmp_path / "config.json").write_text(json.dumps(config))
+def test_another_scheme_is_refused_with_the_list_of_supported_ones(problem, copied):
+    change_quantization(copied, lambda one: CHANGES[problem](one, one["config_groups"]["group_0"]["weights"]))
     with pytest.raises(ValueError, match=f"quantized with {problem}; load_model reads .*symmetric integers of 4 or 8"):
-        load_model(tmp_path)
+        load_model(copied)
 
 
 QUANTIZATIONS = {
@@ -208,17 +215,13 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("damage", [*QUANTIZATIONS, *TENSORS])
-def test_a_damaged_folder_is_refused_with_its_name(damage, saved, tmp_path):
-    for file in saved.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((saved / "config.json").read_text())
-    config["quantization_config"] |= QUANTIZATIONS.get(damage, {})
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    tensors = load_file(saved / "model.safetensors")
+def test_a_damaged_folder_is_refused_with_its_name(damage, copied):
+    change_quantization(copied, lambda quantization: quantization.update(QUANTIZATIONS.get(damage, {})))
+    tensors = load_file(copied / "model.safetensors")
     tensors |= {f"{Q_PROJ}.{kind}": tensor for kind, tensor in TENSORS.get(damage, {}).items()}
-    save_file({name: one for name, one in tensors.items() if one is not None}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=rf"Cannot load .*{tmp_path.name}.*\(.*{Q_PROJ if damage in TENSORS else ''}"):
-        load_model(tmp_path)
+    save_file({name: one for name, one in tensors.items() if one is not None}, copied / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"Cannot load .*copied.*\(.*{Q_PROJ if damage in TENSORS else ''}"):
+        load_model(copied)
 
 
 def test_a_float_model_and_groups_that_do_not_divide_the_inputs_cannot_be_saved(tmp_path):
@@ -350,15 +353,6 @@ def test_without_a_number_of_kv_heads_there_are_as_many_as_query_heads(architect
     assert torch.equal(logits(loaded), logits(model))
 
 
-def test_a_gguf_file_is_saved_as_a_folder_with_the_same_integers(tmp_path):
-    write_gguf(model_of("qwen2"), tmp_path / "model.gguf", "Q4_0")
-    loaded, tokenizer = load_model(tmp_path / "model.gguf")
-    assert loaded.lm_head.integers_and_scales()[0].min() == -8, "which int4 of this course does not use"
-    save_quantized(loaded, tokenizer, tmp_path / "folder")
-    again, _ = load_model(tmp_path / "folder")
-    assert torch.equal(logits(again), logits(loaded))
-
-
 def test_the_rope_factors_of_llama_3_are_applied_and_saved(tmp_path):
     scaling = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
     rope = scaling | dict(original_max_position_embeddings=64, rope_theta=1e4)
@@ -387,23 +381,25 @@ def test_a_gguf_file_with_more_than_the_model_can_use_is_refused(problem, tmp_pa
         load_model(tmp_path / "model.gguf")
 
 
+def write_header(file, architecture: str, num_layers: int) -> None:
+    writer = gguf.GGUFWriter(file, architecture)
+    writer.add_block_count(num_layers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
 def test_a_gguf_file_that_counts_more_than_it_contains_is_refused_at_once(tmp_path):
     """Each of these would be read, or built, for hours."""
     file, key = tmp_path / "model.gguf", b"general.architecture"
     header = struct.pack(f"<4sIQQQ{len(key)}s", b"GGUF", 3, 0, 1, len(key), key)
     array, uint8, string, nested = 9, 0, 8, 9
-    for item in (uint8, string, nested):
-        file.write_bytes(header + struct.pack("<IIQ", array, item, 2**60))
+    arrays = [header + struct.pack("<IIQ", array, item, 2**60) for item in (uint8, string, nested)]
+    for content in (*arrays, struct.pack("<4sIQQ", b"GGUF", 3, 2**60, 0)):
+        file.write_bytes(content)
         with pytest.raises(ValueError, match="the file ends early"):
             load_model(file)
-    file.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 2**60, 0))
-    with pytest.raises(ValueError, match="the file ends early"):
-        load_model(file)
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_block_count(2**31)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    write_header(file, "llama", num_layers=2**31)
     with pytest.raises(ValueError, match="2147483648 layers, but only 0 tensors"):
         load_model(file)
 
@@ -412,10 +408,7 @@ def test_other_architectures_damaged_files_and_missing_ones_are_refused(tmp_path
     file = tmp_path / "model.gguf"
     with pytest.raises(ValueError, match="there is no such file"):
         load_model(file)
-    writer = gguf.GGUFWriter(file, "bloom")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    write_header(file, "bloom", num_layers=1)
     with pytest.raises(ValueError, match="the architecture 'bloom' is not one of gpt2, llama, qwen2, qwen3"):
         load_model(file)
     file.write_bytes(b"no model")

@@ -297,20 +297,17 @@ def test_the_trial_finds_a_wrong_mask(wrong, monkeypatch):
 # --- in the engine ----------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_cannot_run_ragged_runs_padded_and_the_reason_is_logged(caplog):
-    model = build(by_name("gptj"))
+def test_a_model_that_cannot_run_ragged_runs_padded_and_the_reason_is_logged_unless_ragged_is_demanded(caplog):
+    pair = build(by_name("gptj")), tokenizer()
     with caplog.at_level(logging.INFO):
-        engine = Engine(model, tokenizer(), EngineConfig(execution="auto"))
+        engine = Engine(*pair, EngineConfig(execution="auto"))
     assert isinstance(engine.runner, PaddedRunner) and engine.runner.name == "padded"
     assert engine.runner.not_ragged_because == NO_INTERFACE
     (message,) = caplog.messages
     assert message.startswith("GPTJForCausalLM runs padded") and NO_INTERFACE in message
-
-
-def test_demanding_ragged_execution_of_a_model_that_cannot_raises_an_error_with_the_reason():
-    message = f'GPTJForCausalLM cannot run ragged: {NO_INTERFACE}. Use execution="padded" or "auto".'
-    with pytest.raises(ValueError, match=message):
-        Engine(build(by_name("gptj")), tokenizer(), EngineConfig(execution="ragged"))
+    error = f'GPTJForCausalLM cannot run ragged: {NO_INTERFACE}. Use execution="padded" or "auto".'
+    with pytest.raises(ValueError, match=error):
+        Engine(*pair, EngineConfig(execution="ragged"))
 
 
 def test_a_model_that_can_run_ragged_does_so_unless_the_configuration_says_padded(llama, caplog):

@@ -43,7 +43,7 @@ async def test_requests_run_on_all_replicas_and_their_rows_add_up():
 @pytest.mark.parametrize("how", ["lose", "hang"])
 @in_loop
 async def test_streams_go_on_when_a_replica_is_lost_and_another_takes_its_place(how):
-    async with running(shut=True, timeout=2.5) as client:
+    async with running(shut=True, timeout=1.2) as client:
         first, second = client.started
         streams = [await submit(client, [0, 1], 9, f"r{number}") for number in range(4)]
         let(first, 3), let(second, 2)
@@ -97,7 +97,7 @@ async def test_requests_go_on_when_an_engine_stops_and_the_log_says_which_and_wh
 
 @in_loop
 async def test_an_iteration_that_takes_too_long_is_a_hung_replica_although_it_reports():
-    async with running(shut=True, timeout=0.7) as client:
+    async with running(shut=True, timeout=0.5) as client:
         stream = await submit(client, [0, 1], 4)
         assert await tokens(stream) == [2, 3, 4, 5]
         assert client.started[0].killed and client.num_lost == client.num_resumed == 2, "the second one hung, too"
@@ -109,13 +109,13 @@ async def test_a_front_end_that_was_stopped_for_longer_than_the_timeout_loses_no
 
     async def report_soon() -> Report:
         asked.set()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.1)
         return Report()
 
-    async with running(num_replicas=1, timeout=0.7) as client:
+    async with running(num_replicas=1, timeout=0.3) as client:
         client.started[0].report = report_soon
         await asked.wait()
-        time.sleep(1.0)  # by now, the report and the timeout are both due
+        time.sleep(0.5)  # by now, the report and the timeout are both due
         await asyncio.sleep(0.1)
         assert client.num_lost == 0
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import EngineConfig, SamplingParams
-from helpers.cluster import replica, replica_client
+from helpers.cluster import replica_client
 from helpers.cluster.lifecycle import DRAINING, READY, STARTING
 from helpers.cluster.replica_pool import ReplicaPool
 from helpers.server.http_errors import EngineFailed
@@ -155,6 +155,10 @@ async def test_replicas_are_added_for_a_queue_and_drained_after_it():
         assert client.num_lost == client.num_resumed == 0
 
 
+def of_waiting(client) -> list[str]:
+    return [request.request_id for request in client._waiting]
+
+
 @in_loop
 async def test_the_first_replica_after_a_loss_of_all_leaves_requests_to_those_that_follow():
     async with running(2, all_shut=True, restarts=False, max_queue=20) as client:
@@ -162,10 +166,12 @@ async def test_the_first_replica_after_a_loss_of_all_leaves_requests_to_those_th
         for one in client.started:
             one.lose()
         await wait_until(lambda: not client.replicas)
+        assert client.alive
         client.may_start.release()
         await wait_until(lambda: "r2" in client.replicas)
         assert client.dispatcher.replicas["r2"].num_requests == 4, "2 rows, and a request that waits for each"
-        assert client._snapshot(()).num_waiting >= 6
+        assert of_waiting(client) == [f"r{number}" for number in range(4, 10)]
+        assert client._snapshot(()).num_waiting >= 6 and client._snapshot(()).waiting[:2] == ("r4", "r5")
         client.may_start.release()
         await wait_until(lambda: "r3" in client.replicas)
         assert [one.num_requests for one in client.dispatcher.replicas.values()] == [5, 5]
@@ -173,25 +179,6 @@ async def test_the_first_replica_after_a_loss_of_all_leaves_requests_to_those_th
             let(one, ENOUGH)
         assert [await tokens(stream) for stream in streams] == [[2, 3, 4, 5]] * 10
         await wait_until(lambda: is_empty(client))
-
-
-def of_waiting(client) -> list[str]:
-    return [request.request_id for request in client._waiting]
-
-
-@in_loop
-async def test_requests_wait_for_a_replica_in_the_order_of_their_arrival():
-    async with running(2, shut=True, restarts=False, max_queue=20) as client:
-        for number in range(8):
-            await submit(client, [0, 1], 4, f"old-{number}")
-        client.started[0].lose()
-        await wait_until(lambda: list(client.replicas) == ["r1"])
-        for number in range(4):
-            await submit(client, [0, 1], 4, f"new-{number}")
-        client.started[1].lose()
-        await wait_until(lambda: not client.replicas)
-        assert client._snapshot(()).waiting[:2] == ("old-0", "old-1") and client.alive
-        assert of_waiting(client) == [f"old-{number}" for number in range(8)] + [f"new-{number}" for number in range(4)]
 
 
 @in_loop
@@ -297,7 +284,6 @@ async def test_a_restart_needs_the_key_the_name_of_the_server_and_a_json_object(
 async def test_no_request_is_lost_whatever_is_done_to_the_replicas(seed):
     draw, ids, results, done = random.Random(seed), itertools.count(), [], False
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(replica, "HEARTBEAT", 0.01)  # a drained replica ends at its next report
         patch.setattr(replica_client, "MAX_LOSSES", 10**6)  # no request is the cause
         async with running(2, max_queue=100, most=3, drain_grace=0.0, has_room=lambda: draw.random() < 0.5) as client:
 

@@ -174,6 +174,7 @@ def test_replicas_start_and_stop_at_these_times(requests, replicas, events, life
 @pytest.mark.parametrize(
     "options, reason",
     [
+        ({"replicas": 0}, "at least 1 replica, not 0"),
         ({"failures": [(1.0, 2)]}, "no place 2 that could fail: the 2 places count from 0"),
         ({"failures": [(1.0, -1)], "autoscaler": Planned(2)}, "no place -1 that could fail: the places count from 0"),
         ({"failures": random_failures(2, 0.0)}, r"a mean time above 0, not 2 and 0\.0"),
@@ -183,9 +184,10 @@ def test_replicas_start_and_stop_at_these_times(requests, replicas, events, life
         ({"autoscaler": type("Never", (Planned,), {"interval": 0.0})()}, r"above 0, not 0\.0"),
     ],
 )
-def test_a_fleet_says_what_is_wrong_with_its_events(options, reason):
+def test_a_fleet_says_what_is_wrong_with_its_replicas_and_events(options, reason):
+    options = {"replicas": 2, "router": RoundRobin()} | options
     with pytest.raises(ValueError, match=reason):
-        simulate_fleet([TimedRequest(3.0, 3, 3)], EngineConfig(), COST, 2, RoundRobin(), **options)
+        simulate_fleet([TimedRequest(3.0, 3, 3)], EngineConfig(), COST, **options)
 
 
 def test_a_request_that_no_other_replica_could_continue_is_refused_if_replicas_may_fail():

@@ -1,20 +1,19 @@
 """Sampling parameters: each one has its meaning, and affects no other request.
 
-transformers' own `generate` is the judge of what a parameter does to the scores. The tokens of a request alone in an
-engine are the judge of what it gets beside others.
+transformers' own `generate` is the judge of what a parameter does to the scores. That a seeded request gets the same
+tokens in any company is test_engine_exactness.py.
 """
 
-import functools
 import itertools
 import math
 import random
 from dataclasses import replace
 
-import hypothesis
 import numpy as np
 import pytest
 import torch
 from conftest import PROMPTS, CountingModel, alone, letter_tokenizer, random_pair
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import Engine, EngineConfig, SamplingParams
@@ -53,8 +52,8 @@ def choose(logits, token_ids=(1,), prompt_tokens=1, **params):
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=name_of)
-def test_tokens_are_drawn_from_the_distribution_that_generate_draws_from(random_pairs, setting, monkeypatch):
-    model, tokenizer = random_pairs
+def test_tokens_are_drawn_from_the_distribution_that_generate_draws_from(setting):
+    model, tokenizer = random_pair("gpt2")
     all_settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0} | setting
     inputs = tokenizer(PROMPTS[3], return_tensors="pt").to(model.device)
     output = model.generate(
@@ -85,8 +84,9 @@ def test_tokens_are_drawn_from_the_distribution_that_generate_draws_from(random_
     assert moved or setting == {"top_k": 10**9}, "a parameter that changes nothing proves nothing"
 
 
-@hypothesis.given(
-    st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any),
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 40), min_size=1, max_size=20).filter(any),
     st.floats(0.01, 1),
     st.randoms(use_true_random=False),
 )
@@ -97,7 +97,7 @@ def test_a_draw_from_the_top_takes_every_token_of_the_smallest_set_and_no_other(
         return  # rounding decides
     expected = {place for place, weight in enumerate(weights) if weight and (better[place] < top_p or top_p == 1)}
     first = {
-        draw_from_top(shares.copy(), top_p, iter([one, *[draw.random() for _ in range(60)]]))
+        draw_from_top(3 * shares, top_p, iter([one, *[draw.random() for _ in range(60)]]))
         for one in np.cumsum(shares) - shares / 2
     }
     assert first <= expected
@@ -118,48 +118,6 @@ def test_very_small_temperatures_take_the_best_token_without_overflow():
 
 
 # --- seeds ----------------------------------------------------------------------------------------------------------
-
-SEEDED = SamplingParams(max_tokens=18, temperature=1.3, seed=4)
-
-
-@functools.cache
-def seeded_alone(model, tokenizer, prompt=PROMPTS[1], params=SEEDED):
-    """Return the token ids of a request that has an engine to itself."""
-    (output,) = Engine(model, tokenizer, EngineConfig(execution="padded")).generate(prompt, params)
-    return output.token_ids
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"execution": "padded"},
-        {"policy": "longest_first", "max_batch_size": 3},
-        {"policy": "static", "max_batch_size": 4, "mixed_batches": False},
-        {"policy": "shortest_first", "max_tokens_per_step": 9, "max_batch_size": 2},
-        {"max_tokens_per_step": 9, "max_batch_size": 4, "execution": "padded"},
-        {"chunked_prefill": False, "max_tokens_per_step": 128, "mixed_batches": False},
-    ],
-    ids=name_of,
-)
-def test_a_seeded_request_gets_the_same_tokens_beside_any_other_requests(random_pairs, settings):
-    model, tokenizer = random_pairs
-    expected = seeded_alone(model, tokenizer)
-    assert expected != seeded_alone(model, tokenizer, params=replace(SEEDED, seed=5))
-    torch.manual_seed(len(settings))  # torch's own generator must not matter
-    others = [
-        SamplingParams(max_tokens=9, temperature=1.0),
-        SamplingParams(max_tokens=14, temperature=0.8, seed=4),
-        SamplingParams(max_tokens=20),
-        SamplingParams(max_tokens=5, temperature=2.0, top_k=5, seed=11),
-    ]
-    for place in (0, 3):  # in different rows
-        params = [*others[:place], SEEDED, *others[place:]]
-        prompts = [PROMPTS[3], PROMPTS[0], PROMPTS[2], PROMPTS[7]]
-        prompts.insert(place, PROMPTS[1])
-        outputs = Engine(model, tokenizer, EngineConfig(**settings)).generate(prompts, params, arrivals=range(5))
-        assert outputs[place].token_ids == expected
-
 
 # All 257 tokens are about equally likely, so two draws of 12 tokens are practically never equal.
 HOT = SamplingParams(max_tokens=12, temperature=50.0, ignore_eos=True)
@@ -182,20 +140,6 @@ def test_an_engine_leaves_torchs_own_random_generator_alone(embedded):
     assert torch.rand(2).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("execution", ["padded", "auto"])
-def test_n_outputs_equal_those_of_n_requests_with_consecutive_seeds(random_pairs, execution):
-    engine = Engine(*random_pairs, EngineConfig(max_batch_size=3, max_tokens_per_step=24, execution=execution))
-    several = replace(SEEDED, n=4)
-    outputs = engine.generate([PROMPTS[3], PROMPTS[1]], [several, several])
-    assert [output.index for output in outputs] == [0, 1, 2, 3] * 2
-    assert [output.prompt for output in outputs] == [PROMPTS[3]] * 4 + [PROMPTS[1]] * 4
-    for prompt, samples in ((PROMPTS[3], outputs[:4]), (PROMPTS[1], outputs[4:])):
-        assert len({tuple(output.token_ids) for output in samples}) == 4
-        assert len({output.request_id for output in samples}) == 1
-        for output in samples:
-            assert output.token_ids == seeded_alone(*random_pairs, prompt, replace(SEEDED, seed=4 + output.index))
-
-
 def test_a_draw_depends_on_the_seed_the_output_and_the_place_alone():
     numbers = {random_number(*key) for key in itertools.product(range(5), repeat=3)}
     assert len(numbers) == 5**3 and all(0 <= number < 1 for number in numbers)
@@ -208,9 +152,9 @@ def test_requests_with_different_parameters_share_a_batch(random_pairs):
     params += [SamplingParams(max_tokens=30), SamplingParams(max_tokens=10, repetition_penalty=2.0)]
     prompts = [PROMPTS[n % len(PROMPTS)] for n in range(len(params))]
     together = Engine(*random_pairs, EngineConfig(max_batch_size=len(params))).generate(prompts, params)
-    assert [output.token_ids for output in together] == [
-        seeded_alone(*random_pairs, *one) for one in zip(prompts, params, strict=True)
-    ]
+    single = Engine(*random_pairs, EngineConfig(execution="padded"))
+    for output, *request in zip(together, prompts, params, strict=True):
+        assert output.token_ids == single.generate(*request)[0].token_ids
     assert together[-2].token_ids == alone(*random_pairs, prompts[-2], 30)
 
 
@@ -233,10 +177,10 @@ def test_logprobs_are_those_of_a_plain_forward_pass(random_pairs, setting, execu
             logits = model(torch.tensor([prompt + output.token_ids], device=model.device)).logits[0]
         expected = logits[len(prompt) - 1 : -1].float().log_softmax(dim=-1).cpu()
         assert len(output.logprobs) == len(output.token_ids)
-        for given, token, row in zip(output.logprobs, output.token_ids, expected, strict=True):
-            assert next(iter(given)) == token, "the token itself comes first"
-            assert set(given) == {token, *row.topk(k).indices.tolist()}
-            for id, value in given.items():
+        for scores, token, row in zip(output.logprobs, output.token_ids, expected, strict=True):
+            assert next(iter(scores)) == token, "the token itself comes first"
+            assert set(scores) == {token, *row.topk(k).indices.tolist()}
+            for id, value in scores.items():
                 assert math.isclose(value, row[id].item(), abs_tol=1e-3)
 
 
@@ -258,14 +202,8 @@ def test_with_ignore_eos_an_output_continues_to_max_tokens():
 @pytest.mark.parametrize(
     ("stop", "text", "tokens"),
     [
-        ("ef", "d", 3),
-        (["gh", "ghi"], "def", 5),  # both begin alike: the shorter one is complete first
-        (["ghi", "gh"], "def", 5),
-        (["hx", "e"], "d", 2),
-        ("d", "", 1),
-        ("x", "defghi", 7),
+        (["hx", "ef"], "d", 3),
         ("bc", "defghi", 7),  # the prompt is not searched
-        ("id", "defghi", 7),
         ("hij", "defghi", 7),  # held back, then shown: EOS follows
     ],
 )

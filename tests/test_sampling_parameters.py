@@ -23,6 +23,7 @@ from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine import ModelInfo
 from helpers.features.token_rules import TokenRules, TokenRulesMaker
 from helpers.features.token_rules.logits import TokenScores
+from tests.support.families import CountingScheduler
 
 VOCABULARY = 12
 LETTER_A = byte_tokenizer()("a")["input_ids"]
@@ -136,12 +137,13 @@ def tokens_of_transformers(model, tokenizer, number, prompt):
     return output[0, length:].tolist()
 
 
-@pytest.mark.parametrize("execution", ["padded", "auto"])
-def test_greedy_tokens_equal_those_of_generate_with_the_same_processors(random_pairs, execution):
+@pytest.mark.parametrize(("family", "execution"), [("gpt2", "padded"), ("llama", "auto")])
+def test_greedy_tokens_equal_those_of_generate_with_the_same_processors(family, execution):
     """All settings share the batches of one engine."""
+    pair = random_pair(family)
     requests = [(number, prompt) for prompt in (PROMPTS[2], PROMPTS[7]) for number in range(len(SETTINGS))]
-    expected = [tokens_of_transformers(*random_pairs, *request) for request in requests]
-    engine = Engine(*random_pairs, EngineConfig(max_batch_size=8, max_tokens_per_step=40, execution=execution))
+    expected = [tokens_of_transformers(*pair, *request) for request in requests]
+    engine = Engine(*pair, EngineConfig(max_batch_size=8, max_tokens_per_step=40, execution=execution))
     params = [SamplingParams(18, **SETTINGS[number]) for number, _ in requests]
     outputs = engine.generate([prompt for _, prompt in requests], params)
     assert [output.token_ids for output in outputs] == expected
@@ -171,13 +173,10 @@ CONTROLLED = SamplingParams(
 def test_penalised_and_constrained_samples_depend_on_neither_company_nor_preemption(random_pairs, config):
     (expected,) = Engine(*random_pairs).generate(PROMPTS[1], CONTROLLED)
     others = [SamplingParams(30, temperature=1.0, ignore_eos=True), replace(CONTROLLED, n=2), SamplingParams(20)]
-    engine = Engine(*random_pairs, EngineConfig(**config))
-    preempted = []
-    schedule = engine.scheduler.schedule
-    engine.scheduler.schedule = lambda: (plan := schedule(), preempted.extend(plan.preempted))[0]
+    engine = Engine(*random_pairs, EngineConfig(**config, scheduler_cls=CountingScheduler))
     outputs = engine.generate([PROMPTS[8], PROMPTS[1], PROMPTS[0], PROMPTS[2]], [others[0], CONTROLLED, *others[1:]])
     assert outputs[1].token_ids == expected.token_ids
-    assert any(one.params is CONTROLLED and one.generated for one in preempted) == ("num_blocks" in config)
+    assert bool(engine.scheduler.num_preempted) == ("num_blocks" in config)
 
 
 # --- where an output ends -------------------------------------------------------------------------------------------

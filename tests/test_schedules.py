@@ -121,13 +121,6 @@ def test_the_loop_that_runs_a_schedule_is_the_course_s_continuous_loop():
     assert trace.forward_passes == theirs.forward_passes
 
 
-def test_longest_first_comes_closest_to_the_floor():
-    race = workloads.race()
-    trace = run_schedule(solutions.schedule, race, [0] * 32)
-    assert trace.forward_passes == 106  # 99 decode steps of the longest request, and 7 prefills
-    assert trace.output_tokens == 680
-
-
 def test_latency_counts_forward_passes_from_the_arrival():
     requests = [Request("Once upon a time, a brave", 3, 0), Request("Once upon a time, a brave", 2, 1)]
     trace = run_schedule(first_come, requests, [0, 9], rows=1)

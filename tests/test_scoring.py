@@ -8,6 +8,7 @@ import torch
 from conftest import PROMPTS, random_pair
 
 from helpers import Engine, EngineConfig, SamplingParams
+from tests.support.engine_machine import failing
 
 SCORE, GREEDY = SamplingParams(0, prompt_logprobs=3), SamplingParams(1)
 
@@ -67,15 +68,13 @@ def test_a_prompt_to_score_is_computed_although_it_is_cached_and_its_own_tokens_
     engine = Engine(*embedded, EngineConfig(block_size=4))
     prompt = " ".join(["There was once a poor miller called Jonas, and he had a cat."] * 3)
     length = len(embedded[1](prompt)["input_ids"])
-    planned, schedule = [], engine.scheduler.schedule
-    engine.scheduler.schedule = lambda: planned.append(schedule()) or planned[-1]
     computed = []
     for params in (GREEDY, GREEDY, replace(GREEDY, prompt_logprobs=0), SCORE, GREEDY):
-        planned.clear()
+        engine.trace.passes.clear()
         (output,) = engine.generate(prompt, params)
         if output.prompt_logprobs:
             assert_scored(embedded, output, params.prompt_logprobs)
-        computed.append(sum(plan.tokens for plan in planned))
+        computed.append(sum(one.tokens for one in engine.trace.passes))
     assert computed[0] == computed[2] == computed[3] == length and max(computed[1], computed[4]) <= 4
 
 
@@ -122,20 +121,8 @@ def test_a_cancelled_request_ends_with_the_scores_that_it_has(random_pairs):
 def test_further_outputs_score_the_prompt_themselves_if_the_first_one_fails(random_pairs):
     engine = Engine(*random_pairs, EngineConfig(max_tokens_per_step=30))
     params = SamplingParams(3, prompt_logprobs=1, temperature=1.0, seed=2, n=3)
-    engine.runner.forward = failing_once(engine.runner.forward)
-    with pytest.warns(UserWarning, match="1 of 3 outputs failed"):
+    with failing(engine.runner.model, 0), pytest.warns(UserWarning, match="1 of 3 outputs failed"):
         first, *others = engine.generate(PROMPTS[9], params)
     assert first.finish_reason == "error"
     for output in others:
         assert_scored(random_pairs, output, 1)
-
-
-def failing_once(function):
-    failures = [RuntimeError("out of memory")]
-
-    def call(*args):
-        if failures:
-            raise failures.pop()
-        return function(*args)
-
-    return call

@@ -6,6 +6,7 @@ is test_server_requests.py; what happens under load and faults is test_server_fa
 
 import asyncio
 import copy
+import functools
 
 import openai
 import psutil
@@ -56,19 +57,24 @@ def greedy(client, prompt, max_tokens=20, **settings):
 # --- the engine's own tokens ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prompt", PROMPTS[:5])
-def test_a_completion_is_what_the_model_generates_alone(client, embedded, prompt):
-    completion = greedy(client, prompt, 40)
-    tokens, usage = alone(*embedded, prompt, 40), completion.usage
-    assert completion.choices[0].text == expected(prompt, 40).text
-    assert completion.choices[0].finish_reason == expected(prompt, 40).finish_reason
-    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (
-        len(embedded[1](prompt)["input_ids"]),
-        len(tokens),
-        len(embedded[1](prompt)["input_ids"]) + len(tokens),
-    )
+@pytest.mark.parametrize("prompt", PROMPTS[:4])
+def test_a_completion_is_what_the_model_generates_alone_and_a_stream_has_a_chunk_for_each_token(
+    client, embedded, prompt
+):
+    completion, output = greedy(client, prompt, 40), expected(prompt, 40)
+    num_prompt, num_tokens, usage = len(embedded[1](prompt)["input_ids"]), len(output.token_ids), completion.usage
+    assert output.token_ids == alone(*embedded, prompt, 40)
+    assert (completion.choices[0].text, completion.choices[0].finish_reason) == (output.text, output.finish_reason)
+    counts = usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
+    assert counts == (num_prompt, num_tokens, num_prompt + num_tokens)
     assert (completion.object, completion.model) == ("text_completion", "tiny-model")
     assert completion.id.startswith("cmpl-")
+    chunks = list(greedy(client, prompt, 40, stream=True))
+    assert len(chunks) == num_tokens
+    assert "".join(chunk.choices[0].text for chunk in chunks) == output.text
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (num_tokens - 1) + [output.finish_reason]
+    assert len({(chunk.id, chunk.created, chunk.model, chunk.object) for chunk in chunks}) == 1
+    assert all(chunk.usage is None for chunk in chunks)
 
 
 def test_every_request_gets_its_own_tokens_whichever_others_run(server):
@@ -89,19 +95,6 @@ def test_every_request_gets_its_own_tokens_whichever_others_run(server):
     asyncio.run(all_at_once())
 
 
-def test_a_stream_has_a_chunk_for_every_token_and_its_texts_join_to_the_complete_one(client):
-    for prompt in PROMPTS[:4]:
-        output = expected(prompt, 30)
-        chunks = list(greedy(client, prompt, 30, stream=True))
-        assert len(chunks) == len(output.token_ids)
-        assert "".join(chunk.choices[0].text for chunk in chunks) == output.text
-        assert [chunk.choices[0].finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [
-            output.finish_reason
-        ]
-        assert len({(chunk.id, chunk.created, chunk.model, chunk.object) for chunk in chunks}) == 1
-        assert all(chunk.usage is None for chunk in chunks)
-
-
 def test_the_choices_of_several_prompts_as_text_or_ids_come_in_their_order(client, embedded):
     prompts = PROMPTS[:5]
     ids = [embedded[1](prompt)["input_ids"] for prompt in prompts]
@@ -115,7 +108,6 @@ def test_the_choices_of_several_prompts_as_text_or_ids_come_in_their_order(clien
             texts[chunk.choices[0].index] += chunk.choices[0].text
         assert texts == wanted
     assert greedy(client, ids[0], 12).choices[0].text == wanted[0], "one list of ids is one prompt"
-    assert greedy(client, [prompts[0]], 12).choices[0].text == wanted[0]
 
 
 # --- log-probabilities ----------------------------------------------------------------------------------------------
@@ -125,15 +117,7 @@ def test_a_completion_reports_each_token_among_the_best_ones_and_tells_parts_of_
     tokenizer = embedded[1]
     none_best = greedy(client, "Once upon a time", 3, logprobs=0).choices[0].logprobs
     assert [[token] for token in none_best.tokens] == [list(top) for top in none_best.top_logprobs]
-    drawn = client.completions.create(
-        model="tiny-model",
-        prompt="é☃",
-        max_tokens=60,
-        logprobs=1,
-        temperature=2,
-        seed=5,
-        extra_body={"ignore_eos": True},
-    )
+    drawn = greedy(client, "é☃", 60, logprobs=1, temperature=2, seed=5, extra_body={"ignore_eos": True})
     reported = drawn.choices[0].logprobs
     pairs = zip(reported.tokens, reported.top_logprobs, strict=True)
     assert all(token in top and len(top) <= 2 for token, top in pairs)
@@ -146,18 +130,17 @@ def test_a_completion_reports_each_token_among_the_best_ones_and_tells_parts_of_
 
 def test_logprobs_of_a_chat(untemplated):
     chat = {"messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": 10, "temperature": 0}
-    output = expected("Once upon a time", 10, logprobs=2)
-    choice = untemplated.chat.completions.create(model="tiny-model", logprobs=True, top_logprobs=2, **chat).choices[0]
+    create = functools.partial(untemplated.chat.completions.create, model="tiny-model", **chat)
+    output, choice = expected("Once upon a time", 10, logprobs=2), create(logprobs=True, top_logprobs=2).choices[0]
     tokens = choice.logprobs.content
     assert "".join(token.token for token in tokens) == choice.message.content == output.text
     for token, id, known in zip(tokens, output.token_ids, output.logprobs, strict=True):
         assert token.logprob == pytest.approx(known[id], abs=1e-4)
         assert bytes(token.bytes).decode() == token.token
         assert token.top_logprobs[0].token == token.token and len(token.top_logprobs) == 2
-    bare = untemplated.chat.completions.create(model="tiny-model", logprobs=True, **chat).choices[0]
-    assert [token.top_logprobs for token in bare.logprobs.content] == [[]] * 10
-    assert untemplated.chat.completions.create(model="tiny-model", **chat).choices[0].logprobs is None
-    stream = untemplated.chat.completions.create(model="tiny-model", logprobs=True, top_logprobs=2, stream=True, **chat)
+    assert [token.top_logprobs for token in create(logprobs=True).choices[0].logprobs.content] == [[]] * 10
+    assert create().choices[0].logprobs is None
+    stream = create(logprobs=True, top_logprobs=2, stream=True)
     assert [chunk.choices[0].logprobs.content[0].token for chunk in stream] == [token.token for token in tokens]
 
 
@@ -165,17 +148,13 @@ def test_logprobs_of_a_chat(untemplated):
 
 
 def test_without_a_template_the_prompt_of_a_chat_is_its_texts_one_per_line(untemplated):
-    response = untemplated.chat.completions.create(
-        model="tiny-model", messages=MESSAGES, max_completion_tokens=15, temperature=0
+    create = functools.partial(
+        untemplated.chat.completions.create, model="tiny-model", messages=MESSAGES, temperature=0
     )
+    response, chunks = create(max_completion_tokens=15), list(create(max_tokens=15, stream=True))
     assert response.choices[0].message.content == expected("Be kind.\nOnce upon a time", 15).text
     assert response.choices[0].message.role == "assistant"
     assert response.object == "chat.completion" and response.id.startswith("chatcmpl-")
-    chunks = list(
-        untemplated.chat.completions.create(
-            model="tiny-model", messages=MESSAGES, max_tokens=15, temperature=0, stream=True
-        )
-    )
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(delta.content for delta in deltas) == response.choices[0].message.content
     assert [delta.role for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)

@@ -72,8 +72,7 @@ def test_the_list_of_models_says_whose_adapters_they_are(server):
     assert base["id"] == "tiny-model" and "parent" not in base
     assert (adapter["id"], adapter["parent"], adapter["object"]) == ("a", "tiny-model", "model")
     assert httpx.get(server.url + "/v1/models/a").json() == adapter
-    response = httpx.get(server.url + "/v1/models/b")
-    message = error_of((response.status_code, response.json()), 404)["message"]
+    message = error_of(httpx.get(server.url + "/v1/models/b"), 404)["message"]
     assert message == "There is no model 'b'; this server runs 'tiny-model' and 'a'."
 
 
@@ -87,8 +86,7 @@ def test_an_adapter_is_loaded_used_and_unloaded_while_the_server_runs(server, te
         response = post(server, UNLOAD, lora_name="x")
         assert (response.status_code, response.text) == (200, "Success: LoRA adapter 'x' removed successfully.")
         assert names(server) == ["tiny-model", "a"]
-    response = post(server, UNLOAD, lora_name="x")
-    error_of((response.status_code, response.json()), 404)
+    error_of(post(server, UNLOAD, lora_name="x"), 404)
 
 
 def test_openais_client_chats_with_an_adapter(server):
@@ -96,8 +94,6 @@ def test_openais_client_chats_with_an_adapter(server):
     settings = {"messages": [{"role": "user", "content": OWL}], "max_tokens": 8, "temperature": 0}
     chat, base = (client.chat.completions.create(model=name, **settings) for name in ("a", "tiny-model"))
     assert chat.model == "a" and chat.choices[0].message.content != base.choices[0].message.content
-    chunks = list(client.chat.completions.create(model="a", stream=True, **settings))
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == chat.choices[0].message.content
 
 
 @pytest.mark.parametrize(
@@ -107,8 +103,7 @@ def test_openais_client_chats_with_an_adapter(server):
 )
 def test_a_path_that_leads_out_of_the_folder_is_refused_whatever_is_there(server, root, path):
     for given in (path, str(root / "outside/d")):
-        response = post(server, LOAD, lora_name="x", lora_path=given)
-        message = error_of((response.status_code, response.json()), 400)["message"]
+        message = error_of(post(server, LOAD, lora_name="x", lora_path=given), 400)["message"]
         assert message == "lora_path must be a folder below the server's folder of adapters, without links out of it."
 
 
@@ -123,8 +118,7 @@ def test_a_path_that_leads_out_of_the_folder_is_refused_whatever_is_there(server
     ],
 )
 def test_an_adapter_that_cannot_be_loaded_is_400_without_the_servers_own_path(server, root, name, path, message):
-    response = post(server, LOAD, lora_name=name, lora_path=path)
-    found = error_of((response.status_code, response.json()), 400)["message"]
+    found = error_of(post(server, LOAD, lora_name=name, lora_path=path), 400)["message"]
     assert message in found and str(root) not in found
 
 
@@ -148,11 +142,6 @@ def test_a_request_that_runs_finishes_with_an_unloaded_adapter(root, texts):
         assert text_of(running.wait().response.json()) == texts["a"]
         assert unloading.wait().response.status_code == 200
         assert post(server, **body(OWL, 12, model="x")).status_code == 404
-
-
-def test_a_key_is_needed_to_load(root):
-    with serving(api_key="key", adapter_folder=str(root / "inside")) as server:
-        assert post(server, LOAD, lora_name="x", lora_path="a").status_code == 401
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

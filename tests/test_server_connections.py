@@ -30,7 +30,7 @@ from tests.support.serving import (
 
 slow = pytest.mark.slow
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-SHORT = ConnectionLimits(client_timeout=0.5)
+SHORT = ConnectionLimits(client_timeout=0.3)
 # Long enough for the buffers of both ends, which hold a few kilobytes, to be full.
 LONG = body(OWL, 300, n=2, temperature=1, seed=1, logprobs=5, ignore_eos=True)
 
@@ -88,7 +88,7 @@ def test_an_incomplete_request_is_408_once_the_server_has_waited_too_long(data):
     with serving(limits=SHORT) as server:
         connection = RawConnection(server, data)
         error = error_of(response_of(connection), 408)
-        assert error["code"] == "client_timeout" and "not complete after 0.5 s" in error["message"]
+        assert error["code"] == "client_timeout" and "not complete after 0.3 s" in error["message"]
         wait_until(lambda: num_connections(server) == 0)
         assert post(server, **body(OWL, 2)).status_code == 200
         server.assert_empty()
@@ -129,7 +129,7 @@ def test_a_request_that_arrives_byte_by_byte_has_no_longer_than_one_that_stops()
         with contextlib.suppress(OSError):
             for _ in range(600):  # seconds, if nothing ends it
                 connection.socket.sendall(b"x")
-                time.sleep(0.1)
+                time.sleep(0.05)
                 if num_connections(server) == 0:
                     break
         assert num_connections(server) == 0
@@ -141,11 +141,11 @@ def test_a_connection_without_any_request_is_closed_without_a_response():
         with httpx.Client(base_url=server.url) as client:  # after a response, the next request has its time anew
             for _ in range(4):
                 assert client.get("/health").status_code == 200
-                time.sleep(0.2)
+                time.sleep(0.15)
 
 
 def test_a_request_that_takes_longer_than_the_limit_is_not_a_slow_client():
-    with serving(limits=SHORT, pace=0.3) as server:
+    with serving(limits=SHORT, pace=0.2) as server:
         assert text_of_response(post(server, **body(OWL, 3)).json()) == expected(OWL, 3).text
         with httpx.stream("POST", server.url + "/v1/completions", json=body(OWL, 3, stream=True)) as response:
             assert list(response.iter_lines())[-2] == "data: [DONE]"
@@ -156,7 +156,7 @@ def test_a_request_that_takes_longer_than_the_limit_is_not_a_slow_client():
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_does_not_read_is_disconnected_and_its_request_cancelled(stream):
-    with serving(limits=ConnectionLimits(client_timeout=0.5, send_buffer=4096)) as server:
+    with serving(limits=ConnectionLimits(client_timeout=0.3, send_buffer=4096)) as server:
         tasks = server.num_tasks()
         deaf = RawConnection.posting(server, LONG | {"stream": stream}, receive_buffer=4096)
         wait_until(lambda: server.num_in_flight() == 2)
@@ -171,7 +171,7 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_request_cancelled(s
 
 
 def test_a_client_that_reads_slowly_but_steadily_gets_everything():
-    with serving(limits=ConnectionLimits(client_timeout=0.6, send_buffer=4096)) as server:
+    with serving(limits=ConnectionLimits(client_timeout=0.3, send_buffer=4096)) as server:
         slow_reader = RawConnection.posting(server, LONG, receive_buffer=4096)
         http, content, began = h11.Connection(h11.CLIENT), b"", time.monotonic()
         http.send(h11.Request(method="POST", target="/", headers=[("Host", "x"), ("Content-Length", "0")]))
@@ -179,13 +179,13 @@ def test_a_client_that_reads_slowly_but_steadily_gets_everything():
         most_unread = 0
         while type(event := http.next_event()) is not h11.EndOfMessage:
             if event is h11.NEED_DATA:
-                http.receive_data(slow_reader.socket.recv(2**11))
+                http.receive_data(slow_reader.socket.recv(2**12))
                 time.sleep(0.01)
                 (connection,) = connections_of(server)
                 most_unread = max(most_unread, connection.num_unread)
             elif type(event) is h11.Data:
                 content += event.data
-        assert time.monotonic() - began > 0.9, "longer than the limit, so that it would have passed"
+        assert time.monotonic() - began > 0.4, "longer than the limit, so that it would have passed"
         response = json.loads(content)
         assert response["usage"]["completion_tokens"] == 600
         assert [len(choice["logprobs"]["tokens"]) for choice in response["choices"]] == [300, 300]
@@ -230,9 +230,7 @@ def writes(monkeypatch) -> list[bytes]:
     ("request_line", "status", "end"),
     [
         (b"POST /v1/completions", b"200", b"}}"),
-        (b"GET /health", b"200", b"}"),
         (b"HEAD /health", b"200", b"\r\n\r\n"),
-        (b"GET /nothing", b"404", b"}}"),
         (b"GET /page/page.css", b"200", b"}\n"),
         (b"an invalid request", b"400", b"}}"),
     ],
@@ -246,13 +244,6 @@ def test_a_short_response_is_one_write(writes, request_line, status, end):
             pass
         (write,) = writes
         assert write.startswith(b"HTTP/1.1 " + status) and write.endswith(end)
-
-
-def test_the_head_of_a_stream_is_sent_before_its_first_event(writes):
-    with serving() as server:
-        RawConnection.posting(server, body(OWL, 2, stream=True)).read_until(b"[DONE]")
-        assert writes[0].startswith(b"HTTP/1.1 200 ") and writes[0].endswith(b"\r\n\r\n")
-        assert b"data: " in writes[1]
 
 
 # --- a limit of connections -----------------------------------------------------------------------------------------
@@ -280,7 +271,7 @@ def test_when_the_server_works_for_every_connection_a_new_one_is_503_and_none_is
         wait_until(lambda: server.num_in_flight() == 2)
         response = httpx.get(server.url + "/health")
         assert response.headers["retry-after"] == "1" and response.headers["connection"] == "close"
-        assert error_of((response.status_code, response.json()), 503)["code"] == "too_many_connections"
+        assert error_of(response, 503)["code"] == "too_many_connections"
         gate.open()
         for connection, prompt in zip(working, (OWL, FOX), strict=True):
             assert json.dumps(expected(prompt, 3).text).encode() in connection.read_until(b"}}")
@@ -290,9 +281,10 @@ def test_when_the_server_works_for_every_connection_a_new_one_is_503_and_none_is
 def test_a_new_connection_costs_no_client_its_own_before_it_could_send_its_request(monkeypatch):
     monkeypatch.setattr(connections, "SENDING", PATIENCE)
     with serving(limits=ConnectionLimits(max_connections=20, client_timeout=2 * PATIENCE)) as server:
-        early = RawConnection(server, b"")
-        wait_until(lambda: num_connections(server) == 1)
-        flood = [RawConnection(server, HEAD) for _ in range(22)]
+        early, flood = RawConnection(server, b""), []
+        for number in range(22):  # not at once, which would overflow the queue of connections to accept
+            wait_until(lambda number=number: num_connections(server) >= min(1 + number, 20))
+            flood.append(RawConnection(server, HEAD))
         for refused in flood[19:]:  # its request, which is not read, does not discard the refusal
             assert error_of(response_of(refused), 503)["code"] == "too_many_connections"
         early.socket.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")

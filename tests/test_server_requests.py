@@ -11,7 +11,7 @@ import pytest
 
 from helpers import Engine, SamplingParams
 from helpers.server.protocol import ChatRequest, CompletionRequest
-from tests.support.serving import FOX, OWL, body, embedded_engine, expected, serving
+from tests.support.serving import FOX, OWL, body, embedded_engine, error_of, expected, post, serving, text_of_response
 
 HOT = {"temperature": 1.5, "seed": 1}
 OWL_TOKEN = expected(OWL, 16).token_ids[6]
@@ -56,12 +56,12 @@ def server():
 )
 def test_a_parameter_does_what_it_does_in_the_engine(server, embedded, settings, params):
     sent = {"prompt": OWL, "temperature": 0} | settings
-    response = httpx.post(server.url + "/v1/completions", json=sent).raise_for_status().json()
+    response = post(server, **sent).raise_for_status().json()
     outputs = Engine(*embedded).generate(sent["prompt"], SamplingParams(**{"max_tokens": 16} | params))
     assert [choice["text"] for choice in response["choices"]] == [output.text for output in outputs]
     # The same in a chat, where max_tokens has another default.
     chat = {"messages": [{"role": "user", "content": sent.pop("prompt")}], "max_tokens": 16} | sent
-    response = httpx.post(server.url + "/v1/chat/completions", json=chat).raise_for_status().json()
+    response = post(server, "/v1/chat/completions", **chat).raise_for_status().json()
     assert [choice["message"]["content"] for choice in response["choices"]] == [output.text for output in outputs]
 
 
@@ -89,16 +89,14 @@ NEUTRAL = {
 
 def test_values_that_change_nothing_are_accepted(server):
     for name, value in NEUTRAL.items():
-        response = httpx.post(server.url + "/v1/completions", json=body(OWL, 5, **{name: value}))
-        assert response.status_code == 200, response.text
-        assert response.json()["choices"][0]["text"] == expected(OWL, 5).text
+        response = post(server, **body(OWL, 5, **{name: value})).raise_for_status()
+        assert text_of_response(response.json()) == expected(OWL, 5).text
     both = {"best_of": 2, "n": 2, "temperature": 1}
-    assert httpx.post(server.url + "/v1/completions", json=body(OWL, 5) | both).status_code == 200
+    assert post(server, **body(OWL, 5) | both).status_code == 200
     chat = {"messages": [{"role": "user", "content": OWL}], "max_tokens": 5, "temperature": 0, "top_logprobs": None}
     only_completions = ("echo", "suffix", "best_of", "prompt_logprobs")
     neutral = {name: value for name, value in NEUTRAL.items() if name not in only_completions}
-    response = httpx.post(server.url + "/v1/chat/completions", json=chat | neutral)
-    assert response.status_code == 200, response.text
+    response = post(server, "/v1/chat/completions", **chat | neutral).raise_for_status()
     assert response.json()["choices"][0]["message"]["content"] == expected(OWL, 5).text
 
 
@@ -126,9 +124,8 @@ def test_an_unsupported_parameter_is_refused_by_name(server, name, value):
         "/v1/chat/completions": {"messages": [{"role": "user", "content": OWL}], "max_tokens": 1},
     }
     for path, request in requests.items():
-        response = httpx.post(server.url + path, json=request | {name: value})
-        error = response.json()["error"]
-        assert response.status_code == 400 and error["type"] == "invalid_request_error"
+        error = error_of(post(server, path, **request | {name: value}), 400)
+        assert error["type"] == "invalid_request_error"
         assert error["param"] == name and ascii(name).strip("'") in error["message"]
 
 
@@ -158,9 +155,8 @@ WRONG = [
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_a_wrong_value_is_refused_with_the_name_of_its_parameter(server, name, value):
-    response = httpx.post(server.url + "/v1/completions", json=body(stream=True) | {name: value})
-    error = response.json()["error"]
-    assert response.status_code == 400 and error["type"] == "invalid_request_error"
+    error = error_of(post(server, **body(stream=True) | {name: value}), 400)
+    assert error["type"] == "invalid_request_error"
     assert error["param"] == name and name in error["message"]
 
 
@@ -186,8 +182,7 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_parameter(server, name, v
 def test_a_request_that_can_never_run_is_refused_with_what_to_do(server, settings, message):
     for stream in (False, True):
         extra = {} if "stream_options" in settings else {"stream": stream}
-        response = httpx.post(server.url + "/v1/completions", json=body("Once upon a") | extra | settings)
-        assert response.status_code == 400 and message in response.json()["error"]["message"]
+        assert message in error_of(post(server, **body("Once upon a") | extra | settings), 400)["message"]
 
 
 def test_a_wrong_chat_is_refused_with_the_name_of_its_parameter(server):
@@ -222,16 +217,12 @@ def test_a_wrong_chat_is_refused_with_the_name_of_its_parameter(server):
 
 def test_a_missing_prompt_and_a_missing_body(server):
     url = server.url + "/v1/completions"
-    error = httpx.post(url, json={"max_tokens": 3}).json()["error"]
+    error = error_of(post(server, max_tokens=3), 400)
     assert (error["param"], error["message"]) == ("prompt", "The parameter 'prompt' is missing.")
     for sent in ({}, {"json": []}, {"json": "prompt"}, {"content": '{"prompt": "a"}'}, {"data": {"prompt": "a"}}):
-        response = httpx.post(url, **sent)
-        assert response.status_code == 400 and "Send a JSON object" in response.json()["error"]["message"]
-    response = httpx.post(url, content='{"prompt": ', headers={"Content-Type": "application/json"})
-    assert response.json()["error"] | {"message": ""} == {
-        "message": "", "type": "invalid_request_error", "param": None, "code": None,
-    }  # fmt: skip
-    assert "not valid JSON" in response.json()["error"]["message"]
+        assert "Content-Type: application/json" in error_of(httpx.post(url, **sent), 400)["message"]
+    error = error_of(httpx.post(url, content='{"prompt": ', headers={"Content-Type": "application/json"}), 400)
+    assert (error["type"], error["param"]) == ("invalid_request_error", None) and "not valid JSON" in error["message"]
 
 
 def test_a_body_of_many_mistakes_is_refused_at_once():

@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-import build_site
 import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -21,6 +20,7 @@ from playwright.sync_api import expect
 import helpers
 from tests.support.browsing import serving
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 BADGE = "[![Open in Colab](https://colab.example/assets/colab-badge.svg)](https://colab.example/1)"
@@ -133,7 +133,6 @@ def broken_links(site: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.slow
 def test_the_home_page_lists_the_lessons_of_this_run_and_names_the_model(home):
     row = re.search(r'<tr[^>]*><td><p><a [^>]*href="notebooks/3_continuous_batching.html">.*?</tr>', home, re.S)[0]
     for text in ("3. Rows &amp; columns", "<p>35</p>", "132 passes instead of 400"):
@@ -144,7 +143,6 @@ def test_the_home_page_lists_the_lessons_of_this_run_and_names_the_model(home):
     assert 'href="notebooks/extra/a_paper.html"' in home
 
 
-@pytest.mark.slow
 def test_a_lesson_has_no_set_up_cell_and_texts_for_its_pictures_and_unfolds_cells_without_a_script(lesson):
     assert "the_set_up_cell" not in lesson
     assert re.search(r'<img alt="A gray pixel"', lesson)
@@ -154,7 +152,6 @@ def test_a_lesson_has_no_set_up_cell_and_texts_for_its_pictures_and_unfolds_cell
     assert not any("132 passes" in part for part in folded)
 
 
-@pytest.mark.slow
 def test_a_link_to_a_page_shows_its_title_its_first_sentence_and_a_picture(lesson, small_site):
     tags = dict(re.findall(r'<meta property="([\w:]+)" content="([^"]*)">', lesson))
     assert tags["og:title"] == "3. Rows &amp; columns"
@@ -164,7 +161,6 @@ def test_a_link_to_a_page_shows_its_title_its_first_sentence_and_a_picture(lesso
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 def test_a_button_copies_code_and_a_long_line_fits_on_a_laptop(open_lesson):
     page = open_lesson(viewport={"width": 1366, "height": 768})
     page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text }")
@@ -184,7 +180,6 @@ def open_lesson(small_site, window):
     return lambda **settings: window(address, site=small_site.as_uri(), **settings)
 
 
-@pytest.mark.slow
 def test_a_reader_writes_guesses_and_reads_them_beside_the_answers(open_lesson):
     page = open_lesson()
     page.get_by_label("Your guess: forward passes").fill("350")
@@ -198,7 +193,6 @@ def test_a_reader_writes_guesses_and_reads_them_beside_the_answers(open_lesson):
     expect(answers).to_have_text(f"400. {NOT_YET}\n8. You guessed <b>9</b>.")
 
 
-@pytest.mark.slow
 def test_a_lesson_links_its_exercises_colab_and_a_notebook_without_the_answers_that_its_page_folds(lesson, small_site):
     assert re.search(r'href="exercises/release/3_\w+/3_\w+\.html"[^>]*><span[^>]*>Exercises</span>', lesson)
     assert 'href="https://colab.example/1"' in lesson and "colab-badge" not in lesson
@@ -210,61 +204,33 @@ def test_a_lesson_links_its_exercises_colab_and_a_notebook_without_the_answers_t
     assert outputs["draw_the_map()"] == [PICTURE]
 
 
-@pytest.mark.slow
 def test_links_to_files_without_a_page_lead_to_the_api_or_become_text(lesson):
     assert re.search(r'href="../api/helpers.html#module-helpers.batching"[^>]*><span[^>]*>read', lesson)
     assert re.search(r"\bNext, <a", lesson) and re.search(r"</a>, text", lesson)
 
 
-@pytest.mark.slow
 def test_the_first_mention_of_a_term_links_to_its_sentence(lesson):
     mentions = re.findall(r"<a [^>]*>preemption</a>", lesson)
     assert len(mentions) == 1 and lesson.count("preemption") > 1
     assert 'href="../docs/glossary.html#preemption"' in mentions[0] and "recomputed later" in mentions[0]
 
 
-@pytest.mark.slow
 def test_no_link_is_broken_and_nothing_is_loaded_from_elsewhere(small_site):
     assert broken_links(small_site) == []
 
 
-@pytest.mark.slow
 def test_the_api_lists_every_exported_name_with_its_first_line(small_site):
     index = (small_site / "api" / "index.html").read_text()
     for name in helpers.__all__:
         assert re.search(rf'title="helpers\.[\w.]+\.{name}"', index), name
 
 
-def test_notebooks_are_in_reading_order_and_lessons_that_did_not_run_come_from_the_next_folder(tmp_path):
-    run, stored = tmp_path / "run", tmp_path / "stored"
-    for folder, number in [(run, 3), (stored, 10), (stored, 3), (stored, 2)]:
-        folder.mkdir(exist_ok=True)
-        nb = new_notebook(cells=[new_markdown_cell(f"# {number}, {folder.name}")])
-        nbformat.write(nb, folder / f"{number}_rows.ipynb")
-    lessons = build_site.read([run, stored], "[0-9]*.ipynb", "notebooks/")
-    assert [lesson.title for lesson in lessons] == ["2, stored", "3, run", "10, stored"]
-    assert lessons[1].path == "notebooks/3_rows.ipynb"
-    release = build_site.read([ROOT / "notebooks/exercises/release"], "*/*.ipynb", "")
-    names = [Path(exercises.path).stem for exercises in release]
-    assert names[3:5] == ["4_scheduling", "4_codelab_scheduler"] and names[-1] == "18_fleet_memo"
-
-
-@pytest.mark.slow
 def test_exercises_do_not_link_themselves_and_no_two_pages_have_the_same_heading(small_site):
     name = "notebooks/exercises/release/3_continuous_batching/3_continuous_batching.html"
     assert not re.search(r'href="#"[^>]*><span[^>]*>Exercises', (small_site / name).read_text())
     pages = [path.read_text() for path in small_site.rglob("*.html")]
     headings = Counter(found[1] for page in pages if (found := re.search(r"<h1>(.*?)(<a |</h1>)", page)))
     assert [heading for heading, count in headings.items() if count > 1] == []
-
-
-def test_a_build_removes_the_site_before_it_and_no_other_folder(tmp_path):
-    site, other = tmp_path / "site", tmp_path / "other"
-    for folder, file in [(site, ".buildinfo"), (other, "thesis.txt")]:
-        folder.mkdir()
-        (folder / file).touch()
-        build_site.remove_site(folder)
-    assert not site.exists() and (other / "thesis.txt").exists()
 
 
 # --- the whole site, in a browser -------------------------------------------------------------------------------------
@@ -278,7 +244,6 @@ def site(tmp_path_factory):
         yield folder, address
 
 
-@pytest.mark.slow
 def test_no_link_of_the_whole_site_is_broken(site):
     assert broken_links(site[0]) == []
 
@@ -298,7 +263,6 @@ KINDS = [  # one page of each kind
 ]
 
 
-@pytest.mark.slow
 def test_no_page_has_an_error_or_scrolls_to_the_side_on_a_phone(site, window):
     folder, address = site
     page = window(address, site=address, viewport=PHONE)
@@ -313,7 +277,6 @@ def test_no_page_has_an_error_or_scrolls_to_the_side_on_a_phone(site, window):
     assert wide == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("viewport", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")])
 def test_each_kind_of_page_meets_the_rules_of_accessibility(site, window, viewport, scheme):
     folder, address = site
@@ -329,7 +292,6 @@ def test_each_kind_of_page_meets_the_rules_of_accessibility(site, window, viewpo
     assert problems == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("opened_as", ["http", "file"])
 def test_search_finds_a_term(site, window, opened_as):
     folder, address = site
@@ -342,7 +304,6 @@ def test_search_finds_a_term(site, window, opened_as):
     expect(page.get_by_role("heading", name="Preemption")).to_be_visible()
 
 
-@pytest.mark.slow
 def test_next_leads_through_the_lessons_and_home_is_on_every_page(site, window):
     address = site[1]
     page = window(address + "notebooks/1_single_token_generation.html", site=address)
@@ -353,7 +314,6 @@ def test_next_leads_through_the_lessons_and_home_is_on_every_page(site, window):
     page.wait_for_url(address + "index.html")
 
 
-@pytest.mark.slow
 def test_the_keyboard_skips_the_navigation_and_unfolds_a_cell(site, window):
     address = site[1]
     page = window(address + "notebooks/3_continuous_batching.html", site=address)
@@ -367,7 +327,6 @@ def test_the_keyboard_skips_the_navigation_and_unfolds_a_cell(site, window):
     expect(cell).to_have_attribute("open", "")
 
 
-@pytest.mark.slow
 def test_players_play_without_a_kernel(site, window):
     page = window(site[1] + "notebooks/3_continuous_batching.html", site=site[1])
     player = page.locator("[id^=play]").first

@@ -1,4 +1,7 @@
-"""Slides: a deck has its lesson's pictures with their texts, its predictions without answers, and fetches nothing."""
+"""Slides: a deck has its lesson's pictures with their texts, its predictions without answers, and fetches nothing.
+
+The last tests are of the site, before it is built: which notebooks it reads, and what it removes.
+"""
 
 import os
 import re
@@ -6,6 +9,7 @@ from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
+import build_site
 import build_slides
 import nbformat
 import pytest
@@ -111,3 +115,26 @@ def test_every_slide_fits_on_a_screen_of_1280_by_720_and_opens_from_a_file_witho
             wrong += [f"{path.stem}, slide {number + 1}: {part}" for part in page.evaluate(OUTSIDE)]
     context.close()
     assert len(list(tmp_path.glob("*.html"))) == len(LESSONS) and wrong == []
+
+
+def test_notebooks_are_in_reading_order_and_lessons_that_did_not_run_come_from_the_next_folder(tmp_path):
+    run, stored = tmp_path / "run", tmp_path / "stored"
+    for folder, number in [(run, 3), (stored, 10), (stored, 3), (stored, 2)]:
+        folder.mkdir(exist_ok=True)
+        nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(f"# {number}, {folder.name}")])
+        nbformat.write(nb, folder / f"{number}_rows.ipynb")
+    lessons = build_site.read([run, stored], "[0-9]*.ipynb", "notebooks/")
+    assert [lesson.title for lesson in lessons] == ["2, stored", "3, run", "10, stored"]
+    assert lessons[1].path == "notebooks/3_rows.ipynb"
+    release = build_site.read([ROOT / "notebooks/exercises/release"], "*/*.ipynb", "")
+    names = [Path(exercises.path).stem for exercises in release]
+    assert names[3:5] == ["4_scheduling", "4_codelab_scheduler"] and names[-1] == "18_fleet_memo"
+
+
+def test_a_build_removes_the_site_before_it_and_no_other_folder(tmp_path):
+    site, other = tmp_path / "site", tmp_path / "other"
+    for folder, file in [(site, ".buildinfo"), (other, "thesis.txt")]:
+        folder.mkdir()
+        (folder / file).touch()
+        build_site.remove_site(folder)
+    assert not site.exists() and (other / "thesis.txt").exists()

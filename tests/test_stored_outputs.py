@@ -44,12 +44,20 @@ LESSON_15_LIVE = [f"Once upon a time, {hero}" for hero in ("a proud gardener", "
 LESSON_16 = LESSON_15_LIVE
 
 
-def lead(model, prompt, output):
-    """By how much the best token's logit leads the second best at each position of an output, at the tightest one."""
-    with torch.no_grad():
-        logits = model(torch.tensor([prompt + output], device=model.device)).logits[0]
-    best, second = logits[len(prompt) - 1 : -1].topk(2).values.unbind(1)
-    return (best - second).min().item()
+def generated(model, requests):
+    return generate_continuous(requests, 16, model=model, tokenizer=load_model()[1]).outputs
+
+
+def unclear(model, outputs, least):
+    """Return each (prompt, lead) at whose tightest position the best token's logit leads by less than `least`."""
+    leads = []
+    for one in outputs:
+        prompt = load_model()[1](one.prompt)["input_ids"]
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + one.token_ids], device=model.device)).logits[0]
+        best, second = logits[len(prompt) - 1 : -1].topk(2).values.unbind(1)
+        leads.append((one.prompt, (best - second).min().item()))
+    return [pair for pair in leads if pair[1] < least]
 
 
 def merged_model(name):
@@ -73,41 +81,29 @@ STORED = {
     ("name", "adapter"), [*((name, None) for name in STORED), ("lesson 15", "sea"), ("lesson 15", "honest")]
 )
 def test_the_best_token_of_a_stored_output_leads_clearly_at_every_step(name, adapter):
-    model, tokenizer = merged_model(adapter), load_model()[1]
-    outputs = generate_continuous(STORED[name], 16, model=model, tokenizer=tokenizer).outputs
-    leads = {output.prompt: lead(model, tokenizer(output.prompt)["input_ids"], output.token_ids) for output in outputs}
-    assert {prompt: smallest for prompt, smallest in leads.items() if smallest < CLEAR} == {}
+    model = merged_model(adapter)
+    assert unclear(model, generated(model, STORED[name]), CLEAR) == []
 
 
 @functools.cache
 def clear_stories():
-    return generate_continuous(workloads.clear_stories(), 16).outputs
+    return generated(load_model()[0], workloads.clear_stories())
 
 
 @pytest.mark.parametrize("weights", [None, "int8", "int4"])
 def test_lesson_14_stores_no_near_tie_of_the_model_or_of_its_quantized_versions(weights):
-    model, tokenizer = load_model()
-    model = model if weights is None else dequantized(model, weights)
-    own = clear_stories()
-    if weights is not None:
-        own = generate_continuous(workloads.clear_stories(), 16, model=model, tokenizer=tokenizer).outputs
-    tight = {}
-    for output in [*own, *clear_stories()]:
-        smallest = lead(model, tokenizer(output.prompt)["input_ids"], output.token_ids)
-        tight[output.prompt] = min(tight.get(output.prompt, 9), smallest)
-    assert {prompt: smallest for prompt, smallest in tight.items() if smallest < CLEAR_ENOUGH} == {}
+    model = dequantized(load_model()[0], weights) if weights else load_model()[0]
+    own = generated(model, workloads.clear_stories()) if weights else []
+    assert unclear(model, [*own, *clear_stories()], CLEAR_ENOUGH) == []
 
 
 def test_the_notebook_on_integers_compares_texts_whose_leads_exceed_a_step_of_rounding():
     notebook = Path(__file__).parents[1] / "notebooks" / "extra" / "integers_all_the_way.ipynb"
     source = next(cell.source for cell in nbformat.read(notebook, as_version=4).cells if cell.id == "engine")
     numbers = [int(number) for number in re.search(r"in \(([\d, ]+)\)\]", source)[1].split(",")]
-    model, tokenizer = integer_reference(load_model()[0]), load_model()[1]
-    requests = [workloads.clear_stories()[number] for number in numbers]
-    outputs = generate_continuous(requests, 16, model=model, tokenizer=tokenizer).outputs
-    leads = {one.prompt: lead(model, tokenizer(one.prompt)["input_ids"], one.token_ids) for one in outputs}
-    assert len(leads) == 11
-    assert {prompt: smallest for prompt, smallest in leads.items() if smallest < CLEAR_INTEGERS} == {}
+    model = integer_reference(load_model()[0])
+    outputs = generated(model, [workloads.clear_stories()[number] for number in numbers])
+    assert len(outputs) == 11 and unclear(model, outputs, CLEAR_INTEGERS) == []
 
 
 @pytest.mark.parametrize("keeps_cache", [True, False])

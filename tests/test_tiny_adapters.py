@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from helpers import Engine, EngineConfig, SamplingParams, generate_continuous, load_model, tiny_adapter
+from helpers import Engine, EngineConfig, SamplingParams, load_model, tiny_adapter
 from helpers.models import EMBEDDED
 from helpers.tiny_model import corpus, train, train_adapters
 from helpers.tiny_model.train import held_out_loss
@@ -60,17 +60,6 @@ def test_an_adapter_changes_the_text_as_promised(name, pattern):
     assert own[0] >= 0.95 and max(own[1:]) <= 0.05
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_text_is_that_of_the_merged_model(name):
-    model, tokenizer = load_model(EMBEDDED)
-    own = merged(model, tiny_adapter(name))
-    expected = generate_continuous([("There was once a brave", 40)], model=own, tokenizer=tokenizer).outputs[0]
-    engine = Engine(model, tokenizer)
-    engine.load_adapter(name, tiny_adapter(name))
-    (output,) = engine.generate("There was once a brave", SamplingParams(max_tokens=40), adapter=name)
-    assert output.token_ids == expected.token_ids
-
-
 def test_the_rules_insert_words_and_nothing_else():
     assert train_adapters.at_sea("An owl met an otter, an old cat and mice.") == (
         "A sea owl met a sea otter, an old sea cat and mice."
@@ -80,16 +69,15 @@ def test_the_rules_insert_words_and_nothing_else():
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_token_of_a_rewritten_text_is_new_to_the_model(name):
+def test_no_token_of_a_rewritten_text_is_new_to_the_model():
     """Its embedding would have been trained by no text, and an adapter does not train it."""
     _, tokenizer = load_model(EMBEDDED)
-    documents = list(corpus.documents(5_000, seed=0))
-    known, rewritten = (
-        {token for ids in tokenizer(some)["input_ids"] for token in ids}
-        for some in (documents, [train_adapters.RULES[name](text) for text in documents])
+    documents = list(corpus.documents(2_000, seed=0))
+    known, *rewritten = (
+        {token for ids in tokenizer([rule(text) for text in documents])["input_ids"] for token in ids}
+        for rule in (str, *train_adapters.RULES.values())
     )
-    assert rewritten <= known
+    assert all(tokens <= known for tokens in rewritten)
 
 
 def test_training_moves_only_the_small_matrices_and_what_is_saved_computes_the_same(tmp_path, monkeypatch):

@@ -30,13 +30,25 @@ def running(**tokens_remaining: int) -> dict:
     }
 
 
+def prefill(id, tokens, new_tokens=1, padding=0):
+    return RowStep("prefill", id, tokens, padding, new_tokens)
+
+
+def decode(id):
+    return RowStep("decode", id, tokens=1, new_tokens=1)
+
+
 def row_steps(trace: Trace) -> list[list[RowStep]]:
     return [list(iteration.row_steps) for iteration in trace.passes]
 
 
+def rows(trace: Trace) -> list[list[tuple]]:
+    return [[(row.request_id, row.work) for row in iteration] for iteration in row_steps(trace)]
+
+
 def test_drafts_are_counted_and_every_accepted_one_has_the_time_of_its_pass():
     trace = Trace(rows=2)
-    trace.add([RowStep("prefill", "a", 4, new_tokens=1), RowStep("prefill", "b", 2, new_tokens=1)], 0.0, 1.0, 0)
+    trace.add([prefill("a", 4), prefill("b", 2)], 0.0, 1.0, 0)
     assert trace.acceptance is None
     steps = [
         RowStep("decode", "a", 4, new_tokens=3, drafted=3, accepted=2),
@@ -65,14 +77,11 @@ def continuous() -> Trace:
 
 
 def test_a_continuous_run_has_the_row_steps_counts_and_times_computed_by_hand(continuous):
-    def decode(id):
-        return RowStep("decode", id, tokens=1, new_tokens=1)
-
     assert row_steps(continuous) == [
-        [RowStep("prefill", "a", 4, 0, 1), RowStep("prefill", "b", 2, 2, 1), RowStep("empty")],
+        [prefill("a", 4), prefill("b", 2, padding=2), RowStep("empty")],
         [decode("a"), decode("b"), RowStep("empty")],
         # c takes the row that b left, d the one that was empty.
-        [RowStep("stalled", "a"), RowStep("prefill", "c", 3, 0, 1), RowStep("prefill", "d", 1, 2, 1)],
+        [RowStep("stalled", "a"), prefill("c", 3), prefill("d", 1, padding=2)],
         [decode("a"), decode("c"), RowStep("empty")],
     ]
     assert continuous.forward_passes == 4
@@ -94,8 +103,8 @@ def test_a_finished_row_of_a_static_batch_is_computed_and_yields_nothing():
     trace.record(running(a=0, b=1), running(a=0, b=0), 1.0, 1.0)
     trace.record(fresh(c=2), running(c=0), 2.0, 1.0)
     assert row_steps(trace)[1:] == [
-        [RowStep("finished", "a", tokens=0, padding=1), RowStep("decode", "b", tokens=1, new_tokens=1)],
-        [RowStep("prefill", "c", 2, 0, 1), RowStep("empty")],
+        [RowStep("finished", "a", tokens=0, padding=1), decode("b")],
+        [prefill("c", 2), RowStep("empty")],
     ]
     assert (trace.output_tokens, trace.prompt_padding) == (4, 2)  # the input of a finished row is no pad of a prompt
 
@@ -106,23 +115,11 @@ def test_a_request_keeps_its_row_when_rows_above_it_are_filtered_out():
     trace.record(running(c=5), running(c=4), 1.0, 1.0)  # row 0 of the batch by now
     trace.record(fresh(d=2), running(d=3), 2.0, 1.0)
     trace.record(running(c=4, d=3), running(c=3, d=2), 3.0, 1.0)
-    held = [[row.request_id for row in iteration] for iteration in row_steps(trace)]
+    held = [[request_id for request_id, _ in iteration] for iteration in rows(trace)]
     assert held == [["a", "b", "c"], [None, None, "c"], ["d", None, "c"], ["d", None, "c"]]
 
 
 # --- as an engine records: forward passes over a few rows each, several per step -----------------------------------
-
-
-def prefill(id, tokens, new_tokens=1, padding=0):
-    return RowStep("prefill", id, tokens, padding, new_tokens)
-
-
-def decode(id):
-    return RowStep("decode", id, tokens=1, new_tokens=1)
-
-
-def rows(trace: Trace) -> list[list[tuple]]:
-    return [[(row.request_id, row.work) for row in iteration] for iteration in row_steps(trace)]
 
 
 def test_what_an_engine_records_is_assigned_to_rows():

@@ -102,20 +102,6 @@ def test_no_text_has_a_pattern_that_reads_badly(rule):
     assert not places, f"{rule}:\n" + "\n".join(f"{place}: {hits}" for place, hits in places.items())
 
 
-PLAIN = [
-    "It makes 40 tokens per second.",
-    "Who waits longest? The newest request does.",
-    "A client who leaves early frees its row.",
-    "What does it cost, and when?",
-    "Pages 3–4 give each request a row.",
-    "```\nWho waits gets 3 tokens a second.\n```\n`somebody` and [this](nobody.md)",
-]
-
-
-def test_plain_english_passes():
-    assert [(rule, text) for rule, (bad, _) in PATTERNS.items() for text in PLAIN if found(bad, prose(text))] == []
-
-
 MOST_WORDS = 35
 
 

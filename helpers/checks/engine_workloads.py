@@ -78,6 +78,9 @@ def _continuous(draw: _Draw) -> Iterator[Workload]:
     yield roomy("3 rows, short outputs", draw.requests(*((0, length, most, most) for length, most in sizes)), 3)
     yield roomy("3 rows, outputs of one token", draw.requests(*[(0, 4, 1, 1)] * 12), 3)
     yield roomy("2 rows, one long output", draw.requests((0, 5, 60, 60), *[(0, 3, 1, 1)] * 40), 2)
+    # A row is free long before a second one, and a long output waits for it.
+    sizes = 20, 50, 58, 60, 60
+    yield roomy("4 rows, outputs that end one by one", draw.requests(*((0, 5, most, most) for most in sizes)), 4)
     yield roomy("requests that arrive", draw.some(16, 20, 16, 40), draw.random.randint(3, 5))
 
 

@@ -194,26 +194,6 @@ ALMOST["rounded_cache"] |= {
     "(given: halves": lambda result, keys: (halves_rounded_up(keys / result[1][..., None]).to(torch.int8), result[1]),
 }
 
-
-@right("cache_bytes")
-def sum_over_the_layers(layers, heads, kv_heads, head_dim, kind, memory):
-    number, scale = {"bfloat16": (2, 0), "int8": (1, 4)}[kind]
-    total = sum(kv_heads * (number * head_dim + scale) for _ in range(layers) for _ in ("key", "value"))
-    return total, divmod(memory, total)[0]
-
-
-@right("cache_bytes")
-def in_bits(layers, heads, kv_heads, head_dim, kind, memory):
-    numbers, vectors = 2 * layers * kv_heads * head_dim, 2 * layers * kv_heads
-    bits = 16 * numbers if kind == "bfloat16" else 8 * numbers + 32 * vectors
-    return [bits // 8, 8 * memory // bits]
-
-
-ALMOST["cache_bytes"] |= {
-    "the tokens should be 27126, but is 27127": lambda result, *arguments: (result[0], -(-arguments[-1] // result[0])),
-    "the tokens should be": lambda result, *arguments: (result[0], arguments[-1] / result[0]),
-    "returns only the bytes of a token": lambda result, *_: result[0],
-}
 RIGHT["failing_weights"] |= {
     "one_weight": lambda: [1.0],
     "the_largest_is_negative": lambda: [0.999, -1.0],

@@ -139,14 +139,8 @@ def with_an_error_after_the_work(heads, kv_heads, head_dim, size):
 
 
 WRONG["qkv_rows"] |= {
-    "but is 'these heads cannot be shared'": lambda heads, kv_heads, head_dim, size: _refusing(
-        heads, kv_heads, head_dim, size, ValueError("these heads cannot be shared")
-    ),
     "stopped with AssertionError": lambda heads, kv_heads, head_dim, size: _refusing(
         heads, kv_heads, head_dim, size, AssertionError(f"{kv_heads} heads, {size} workers")
-    ),
-    "but is 'wrong: 4 heads'": lambda heads, kv_heads, head_dim, size: _refusing(
-        heads, kv_heads, head_dim, size, ValueError(f"wrong: {size} heads")
     ),
     "`error` should be None, but is 'not enough values to unpack (expected 2, got 1)'": lambda *case: (
         [(a, b) for a, b in [case[:1]]]
@@ -161,32 +155,6 @@ def _refusing(heads, kv_heads, head_dim, size, error):
     if kv_heads % size:
         raise error
     return by_cutting_a_matrix_of_numbers(heads, kv_heads, head_dim, size)
-
-
-@right("traffic")
-def term_by_term(blocks, hidden, chunks, is_parallel, splits_embedding):
-    sums = 1 if splits_embedding else 0
-    for _ in range(blocks):
-        sums += 1
-        if not is_parallel:
-            sums += 1
-    return sums, sum(4 * hidden * tokens * sums for tokens in chunks)
-
-
-@right("traffic")
-def with_tensors_of_no_memory(blocks, hidden, chunks, is_parallel, splits_embedding):
-    sums = [2, 1][is_parallel] * blocks + splits_embedding
-    return sums, sums * torch.empty(sum(chunks), hidden, device="meta").nbytes
-
-
-ALMOST["traffic"] |= {
-    "returns only the bytes": lambda result, *_: result[1],
-    "returns its results in the wrong order": lambda result, *_: result[::-1],
-    "should be an int, but is the float": lambda result, *_: (result[0], float(result[1])),
-    "changed its argument: `chunks`": lambda result, blocks, hidden, chunks, *_: (chunks.clear(), result)[1],
-    "returns the bytes twice the right value": lambda result, *_: (result[0], result[1] * 2),
-    "the sums should be 5, but is 6": lambda result, blocks, hidden, chunks, *_: (result[0] + len(chunks), result[1]),
-}
 
 
 @right("greedy_token")

@@ -33,6 +33,9 @@ def best_above_minus_1000(logits):
 WRONG["greedy_step"] |= {
     "logits near -2,000": best_above_minus_1000,
     "a vocabulary of 5,000 tokens": lambda logits: logits[:, -1, :4096].argmax(dim=-1),
+    "logits of shape [5, 1, 5]": lambda logits: logits[[0, 1, 2, *[0] * (len(logits) - 3)][: len(logits)], -1].argmax(
+        -1
+    ),
     "expected 1, got 0": lambda logits: (logits[:, -1].clamp(min=-2000.5)).argmax(dim=-1),
 }
 
@@ -410,6 +413,14 @@ for task, message, edit in [
         "(errors**2).sum() -> -coefficients[-1] * np.ptp(counts[name])",
     ),
     ("goodput", "a little too slow", "<= tpot -> < tpot + 0.1"),
+    ("goodput", "single tokens", "max(1, len(t) - 1) -> max(2, len(t) - 1)"),
+    ("allowed_tokens", "choices ['onto']", "fewest(rest, vocabulary[1:]) -> fewest(rest, vocabulary[2:])"),
+    (
+        "allowed_tokens",
+        "text 'together', choices ['together']",
+        "if text in choices -> if text in choices and choices[1:]",
+    ),
+    ("block_mask", "columns [(0, 6)", "own.tril() -> own.tril().triu(-3)"),
 ]:
     WRONG[task][message] = edited(EXERCISES[task].solution, edit)
 

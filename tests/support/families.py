@@ -485,7 +485,8 @@ def family(name: str, stands_for: str, features: dict, config: dict) -> Family:
     return Family(name, stands_for, checks, {"model_type": name.split(" ")[0]} | config)
 
 
-FAMILIES = [family(**entry) for entry in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))]
+ROWS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))["families"]
+FAMILIES = [family(**row) for row in ROWS]
 
 REMOTE_CODE = {
     "ChatGLM-6B, ChatGLM2-6B, ChatGLM3-6B": "take a successor: `glm` or `glm4`",

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import httpx
 
 from helpers import EngineConfig, SamplingParams
+from helpers.cluster import replica as replica_module
 from helpers.cluster.app import make_cluster_app
 from helpers.cluster.fleet_description import FleetDescription
 from helpers.cluster.replica import Replica, ReplicaLost, Report
@@ -17,6 +18,7 @@ from helpers.simulator import Simulator
 from tests.support.gated_thread import wait_until
 
 ENOUGH = 10_000  # permits
+replica_module.HEARTBEAT = 0.02  # a drained replica ends with its next report, for which most tests would wait
 
 
 class LocalReplica:

@@ -198,8 +198,10 @@ def text_of_response(response: dict) -> str:
     return choice["text"]
 
 
-def error_of(outcome: tuple[int, dict | list], status: int) -> dict:
-    """Return the error in a response that must have this status, in OpenAI's format."""
+def error_of(outcome: httpx.Response | tuple[int, dict | list], status: int) -> dict:
+    """Return the error in a response, or its status and content, that must have this status, in OpenAI's format."""
+    if isinstance(outcome, httpx.Response):
+        outcome = outcome.status_code, outcome.json()
     assert outcome[0] == status, outcome
     error = outcome[1]["error"]
     assert error.keys() == {"message", "type", "param", "code"} and error["message"] and error["type"]

@@ -1,7 +1,7 @@
 """Measure every model family and write SUPPORT.md: `make support-matrix`, or `python -m tests.tools.support_matrix`.
 
 The rows come from families.py. The numbers are measured here, on the installed transformers and on the oldest that the
-course supports, which `make test-oldest` installs into build/oldest. test_support_matrix.py compares the page with the
+course supports, which `make test-oldest` installs into build/oldest. test_families.py compares the page with the
 list, so that neither can change without the other.
 """
 

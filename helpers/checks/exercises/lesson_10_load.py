@@ -167,7 +167,7 @@ goodput.table([
     ("other limits", "0: 0.5 1 1.5; 1: 3.5 4 4.5; 2: 2.5 4.5 6.5; 3: 3.5 3.75", 8, 2.5, 2),
     ("a little too slow, or too late", "0: 0.5 1 1.5625; 1: 2.0625 2.5", 4, 1, 0.5),
     ("limits that are exactly met", "0: 1 1.5 2 2.5; 4: 5 5.25", 10, 1, 0.5),
-    ("single tokens", "0: 0.25; 5: 7; 6: 6.5 7; 8: 8.5 10", 10, 1, 0.5),
+    ("single tokens", "0: 0.25; 5: 7; 6: 6.5 7; 8: 8.5 9.25", 10, 1, 0.5),
     ("refused requests", "0: 0.5 1; 1:; 1:; 2:; 3: 3.25 3.5; 3: 3.25 3.5", 5, 1, 0.5),
     ("uneven gaps", "9: 9.5 9.75 10 11.5; 6: 7.5 7.625 7.75 7.875; 8: 8.5 9.25 9.5", 16, 1, 0.5),
     ("a long gap", "0: 0.25 0.5 0.75 1.5 3; 0: 1 1.5 2; 3: 3.5 3.75 4.75", 2, 1, 0.625),
@@ -182,6 +182,10 @@ BOTH = f"t[0] - sent <= ttft and {MEAN_GAP} <= tpot"
 goodput.add_misconceptions({
     "counts refused requests. No token of theirs was late, but only because they got none.": "if t and -> if not t or",
     "leaves out requests that exactly meet a limit: *at most* includes the limit itself.": "<= -> <",
+    "compares one of the two values with its limit: a request in time meets both limits.":
+        [f"{BOTH} -> {one}" for one in BOTH.split(" and ")],
+    "counts the wait for the first token as one of the gaps: TPOT begins with the first token.":
+        "(t[-1] - t[0]) -> (t[-1] - sent)",
     "swaps the limits: the first is for TTFT, the second for TPOT.": "good = -> ttft, tpot = tpot, ttft; good =",
     "divides by the number of tokens. TPOT is the mean gap, and there is one gap fewer than there are tokens.":
         [f"{MEAN_GAP} -> (t[-1] - sent) / len(t)", "max(1, len(t) - 1) -> len(t)"],
@@ -252,7 +256,7 @@ def _drawn(random):
 BoundedQueue.table([
     ("requests that fill the rows and the queue", 3, 2, 10, "d c b a 0 e f"),
     ("a running request leaves", 2, 3, 6, "d c b a -c"), ("a waiting request leaves", 2, 3, 6, "d c b 0 -0 a -b -d e"),
-    ("a refused request leaves", 1, 2, 7.25, "d c b a -a 0 e"),
+    ("a refused request leaves", 1, 2, 7.005, "d c b a -a 0 e"),
     ("a request leaves twice", 2, 3, 5.5, "d c b -c -c a 0 -a -a e f g"),
     ("a refused request is offered again", 4, 1, 1, "f e d c b 0 -c 0 -b g"),
     ("no places in the queue", 1, 0, 3, "b a -a -b c 0 b"), ("an empty queue", 3, 2, 10, "-z f -d -f -f a"),

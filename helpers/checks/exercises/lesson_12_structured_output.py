@@ -29,7 +29,9 @@ allowed_tokens.table([
     *[("", ["unicorn", "owl"], ANIMALS, left) for left in (1, 2, 3)],
     *[("", ["together"], ADVERBS, left) for left in (2, 3, 4)], ("no", ["no", "none"], WORDS, 1),
     ("", ["together", "toge"], ADVERBS, 1), ("", ["nono"], WORDS, 2), ("ca", ["carcar"], CARS, 3),
-    ("yes", ["yes", "no"], WORDS, 1), ("to", ["together"], ADVERBS, 2),
+    ("yes", ["yes", "no"], WORDS, 1), ("to", ["together"], ADVERBS, 2), ("together", ["together"], ADVERBS, 3),
+    ("", ["toge", "together"], ADVERBS, 3), ("", ["toge", "together"], ADVERBS, 4),
+    ("", ["onto"], ["<eos>", "to", "on"], 2),
 ], lambda random: [
     (text, ["carts", "car", "cat"], ["<eos>", *random.sample(CARS[1:], 11)], left)
     for text, left in [("car", 9), ("", random.choice([1, 2]))]
@@ -65,6 +67,8 @@ allowed_tokens.add_misconceptions({
     "always takes the longest token: a shorter one may need fewer, or be the only way.": "fewest( -> longest_first(",
     "keeps one of the tokens for EOS, which needs none.": [
         "tokens_left - 1 -> tokens_left - 2", "if text in choices -> if text in choices and tokens_left > 1"],
+    "considers only the shortest choice that fits: a longer one may need fewer tokens.":
+        "for rest in rests) -> for rest in sorted(rests, key=len)[:1])",
     "requires all choices to remain possible: one is enough.": "if any( -> if all(",
     "forgets that the token itself is one of those that are left.": "tokens_left - 1 -> tokens_left",
     "allows only EOS after a complete choice: a longer choice could still follow.":

@@ -156,6 +156,7 @@ def draft_lengths(budget, prefill_tokens, wanted):
 draft_lengths.table([
     (12, 3, [4, 4, 1]), (12, 0, [4, 4, 1]), (64, 10, [4, 0, 2, 4]), (16, 9, [4, 4, 4]), (16, 13, [4, 4, 4]),
     (16, 12, [4, 4, 4]), (5, 0, [3, 3, 3]), (4, 1, [3, 3, 3]), (3, 2, [3, 3, 3]), (6, 7, [2, 1]), (8, 0, [7]),
+    (8, 3, [2, 5]), (6, 1, [1, 3, 2]),
     (11, 0, [1, 4, 1, 4]), (10, 1, [0, 5, 0]), (8, 1, [0, 5, 0]), (9, 2, [3, 0, 3, 0]), (99, 20, [30, 7, 12]),
     (512, 500, [5, 5, 5, 5]),
 ], lambda random: [(random.randint(12, 22), 2, [random.randint(0, 5) for _ in range(6)])],
@@ -174,14 +175,19 @@ draft_lengths.add_misconceptions({
         [" - len(wanted) -> ", " - prefill_tokens - len(wanted) -> "],
     "forgets the decodes of requests that want no draft: each computes its newest token all the same.":
         "len(wanted) -> sum(map(bool, wanted))",
-    "gives the last requests their turn first.": f"{SHARED} -> one_by_one(left, wanted[::-1])[::-1]",
+    "gives other requests their turn before the first ones.": [
+        f"{SHARED} -> one_by_one(left, wanted[::-1])[::-1]",
+        f"{SHARED} -> (order := sorted(range(len(wanted)), key=lambda n: -wanted[n])) and [one_by_one(left, "
+        "[wanted[n] for n in order])[order.index(n)] for n in range(len(wanted))]"],
     "drafts for all or for none: what is left of the budget can be used.":
         f"{SHARED} -> list(wanted) if sum(wanted) <= left else [0] * len(wanted)",
     "lets drafts take the prompt's budget: it would wait for tokens that may be rejected.": " - prefill_tokens -> ",
     "serves the first request in full, then the next: let them take turns, one draft token at a time.":
         f"{SHARED} -> [min(most, max(0, left - sum(wanted[:n]))) for n, most in enumerate(wanted)]",
     "gives every request the same share, and loses what is left over: a request that wants less leaves the rest "
-    "to the others.": f"{SHARED} -> [min(most, max(0, left) // len(wanted)) for most in wanted]",
+    "to the others.":
+        [f"{SHARED} -> [min(most, max(0, left) // len(wanted){rest}) for n, most in enumerate(wanted)]"
+         for rest in ("", " + (n < max(0, left) % len(wanted))")],
     "gives every request what it wants if the budget is too small for the newest tokens and the prompts: there are "
     "no drafts then.": f"{SHARED} -> list(wanted) if left < 0 else {SHARED}",
 })  # fmt: skip

@@ -48,6 +48,10 @@ quantize.add_misconceptions({
     "takes the scale from the largest size alone, as symmetric quantization does: half of the integers stay unused.":
         f"{LIMITS} -> -max(map(abs, values)), max(map(abs, values))",
     "takes the range from 0 to the largest value: negative values need integers, too.": "min(0.0, *values) -> 0.0",
+    "puts the zero point into the middle of the integers: where it is depends on the range.":
+        "zero_point = round(-low / scale) -> zero_point = 2 ** (bits - 1)",
+    "returns integers around 0: the task asks for those from 0 to `2**bits - 1`.":
+        "integers = -> zero_point -= 2 ** (bits - 1); integers =",
     "takes a range without 0: then the zero point is outside of the integers.": f"{LIMITS} -> min(values), max(values)",
     "divides the range into 2**bits steps: 2**bits integers have one step less between them, and the largest value "
     "would wrap around to 0.": "/ (2**bits - 1) -> / 2**bits",
@@ -55,7 +59,8 @@ quantize.add_misconceptions({
     "subtracts the zero point: it is the integer of 0, so it is added to all.": "+ zero_point -> - zero_point",
     "returns the smallest value as the zero point, the integer that stands for 0.": "round(-low / scale) -> -low",
     "returns the integer of the smallest value as the zero point: it is the integer that stands for 0.": "-low -> low",
-    "cuts off the fraction: the nearest integer has a smaller error.": "round(value -> int(value",
+    "cuts off the fraction, or rounds it up: the nearest integer has a smaller error.":
+        ["round(value -> int(value", "round(value -> math.ceil(value"],
     "has an integer of 2**bits: where the largest value and the zero point are both rounded up, their sum is too large "
     "by one.": "min(one, 2**bits - 1) -> one",
     "takes the scale from the mean: values beyond it need integers that do not exist. The range decides.":
@@ -93,6 +98,12 @@ multiply.add_misconceptions({
         "zeros[n] * sum(part) -> zeros[n]",
     "subtracts a zero point once per weight, but does not multiply it by the inputs.": "sum(part) -> len(part)",
     "uses the first group's zero point or scale for all others.": ["zeros[n] -> zeros[0]", "scales[n] -> scales[0]"],
+    "takes the mean of the zero points or of the scales: each group has its own.":
+        ["zeros[n] -> statistics.mean(zeros)", "scales[n] -> statistics.mean(scales)"],
+    "gives the groups' scales and zero points to the weights in turn: neighbors share them.":
+        lambda x, integers, scales, zeros, group: sum(
+            one * (other - zeros[n % len(zeros)]) * scales[n % len(scales)]
+            for n, (one, other) in enumerate(zip(x, integers, strict=True))),
     "leaves out the scales: an integer counts steps, and a scale is their size.": "scales[n] * -> 1 *",
     "multiplies a zero point by the sum of all inputs: only those of its own group have it.": "sum(part) -> sum(x)",
 })  # fmt: skip
@@ -191,6 +202,8 @@ integer_product.add_misconceptions({
         [(f"{LARGEST} -> x.abs().amax(0)", f"sums * step -> {scaled}")
          for scaled in ("sums * step", "(rounded * step) @ integers.float().T")],
     **ROUNDING,
+    "computes the outputs from the inputs as they were: they come from the same sums of integers.":
+        "sums * step * scales -> x @ integers.float().T * scales",
     "adds up in 8 or 16 bits: a single product of two such integers may need 15, so their sum needs 32.":
         [".int() -> .to(torch.int8)", ".int() -> .short()"],
     "adds up in float32: beyond 2**24, it leaves out integers, and a sum depends on its order.":
@@ -236,33 +249,4 @@ rounded_cache.add_misconceptions({
     "takes a scale per number of the head dim: with a new token, those of all earlier ones would change.":
         ("amax(2) -> amax(1)", "scales[..., None] -> scales[:, None]"),
     **ROUNDING,
-})  # fmt: skip
-
-
-@Exercise.declare(
-    "the scales are part of the cache, and longer vectors have fewer of them",
-    names=("the bytes of a token", "the tokens"),
-)
-def cache_bytes(layers, heads, kv_heads, head_dim, kind, memory):
-    vector = 2 * head_dim if kind == "bfloat16" else head_dim + 4
-    token = 2 * layers * kv_heads * vector
-    return token, memory // token
-
-
-cache_bytes.table([
-    (12, 12, 12, 64, "bfloat16", 10**9), (12, 12, 12, 64, "int8", 10**9), (32, 32, 8, 128, "int8", 8 * 2**30),
-    (32, 32, 8, 128, "bfloat16", 8 * 2**30), (4, 8, 1, 16, "int8", 640 * 4), (2, 6, 2, 24, "bfloat16", 5000),
-], lambda random: [
-    (random.randint(3, 40), 12, random.randint(2, 4), 16 * random.randint(1, 9), kind, random.randrange(10**7, 10**9))
-    for kind in ("bfloat16", "int8")
-])  # fmt: skip
-
-cache_bytes.add_misconceptions({
-    "forgets the scales: an int8 vector has one, which takes 4 bytes.": "head_dim + 4 -> head_dim",
-    "counts half a scale per vector: the key and the value have one each, of 4 bytes.": "head_dim + 4 -> head_dim + 2",
-    "counts one layer: each has its own keys and values.": "2 * layers -> 2",
-    "counts one scale for all heads: each KV head has its own.":
-        "kv_heads * vector -> (kv_heads * vector if kind == 'bfloat16' else kv_heads * head_dim + 4)",
-    "counts only the keys, or only the values: a token has both.": "2 * layers -> layers",
-    "counts the query heads: several of them may share the keys and values of a KV head.": "kv_heads * -> heads * ",
 })  # fmt: skip

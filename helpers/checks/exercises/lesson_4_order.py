@@ -182,6 +182,10 @@ admitted.add_misconceptions({
     "admits a request more than there are rows.": ">= rows -> > rows",
     "gives every request the whole budget: what one prompt takes is not available to the next.": "left -= need -> pass",
     "refuses a prompt that takes exactly what is left: it fits.": "need > left -> need >= left",
+    "ignores the tokens: a prompt has to fit into what the iteration can still compute.":
+        " or need > left -> ",
+    "always admits a request: if the first prompt does not fit, none joins.": "need > left -> names and need > left",
+    "admits one request at most: several can join at once.": ">= rows -> >= min(rows, len(running) + 1)",
     "admits the shortest prompts first: if requests overtake, a long one may wait forever.":
         "in waiting -> in sorted(waiting, key=lambda one: one.num_uncomputed_tokens)",
 })  # fmt: skip

@@ -150,7 +150,7 @@ next_chunk.table([
     (7, 0, 0, 100), (20, 0, 0, 8), (20, 0, 8, 8), (20, 0, 16, 8), (20, 0, 12, 8),  # a prompt, whole and in chunks
     (7, 3, 9, 8), (9, 1, 9, 1),  # decodes
     (7, 3, 0, 100), (7, 3, 0, 8), (7, 3, 8, 8), (6, 5, 4, 4), (7, 3, 7, 2),  # after a preemption
-    (7, 0, 0, 0), (7, 3, 9, 0),  # other requests have used the budget
+    (7, 0, 0, 0), (7, 3, 9, 0), (12, 5, 16, 0),  # other requests have used the budget
     (4000, 300, 512, 257), (4000, 300, 4299, 256),
 ], lambda random: [
     (random.randint(12, 40), random.randint(1, 9), random.randint(1, 10), budget)
@@ -167,6 +167,9 @@ next_chunk.add_misconceptions({
     "counts only the prompt. After a preemption, the model has to recompute the generated tokens, too.":
         [" + g -> ", "p + g - c -> 1 if g and c >= p else p - c"],
     "ignores the budget: a prompt that does not fit is computed in chunks.": "min(uncomputed, budget) -> uncomputed",
+    "computes a token although the budget is used up: a decode counts like any other.":
+        ["min(uncomputed, budget) -> max(1, min(uncomputed, budget))",
+         "min(uncomputed, budget) -> 1 if uncomputed == 1 else min(uncomputed, budget)"],
     f"reports no new token after the last chunk of a prompt. {SAME_PASS}: another has nothing to compute.":
         [f"{DONE} -> g > 0", *(f"{DONE} -> {DONE} and {more}" for more in ("g > 0", "(c == 0 or g > 0)"))],
     f"reports no new token if the budget is exactly used up. {SAME_PASS}.": f"{DONE} -> uncomputed < budget",

@@ -74,7 +74,7 @@ def block_mask(columns):
 
 
 block_mask.table(
-    [(side_by_side(lengths),) for lengths in ([3, 2], [1, 4, 2], [4], [1, 1], [2, 2, 2])],
+    [(side_by_side(lengths),) for lengths in ([3, 2], [1, 4, 2], [4], [1, 1], [2, 2, 2], [6, 1, 7])],
     lambda random: [(side_by_side([random.randint(1, 4) for _ in range(4)]),)],
 )
 

@@ -48,6 +48,11 @@ slices_of.add_misconceptions({
     "returns one slice per block. Blocks that follow each other in memory, too, can be read at once.":
         "if slices -> if slices and offset",
     "adds the position to the block's first slot: a block ends after `block_size` slots.": "+ offset -> + token",
+    "takes block 0 for a missing one: only -1 is none.": "table[i] == -1 -> table[i] <= 0",
+    "begins with the first slot of a block, wherever `start` is.":
+        "range(start, end) -> range(start // block_size * block_size, end)",
+    "counts the token `end` in: as in a slice, it's the one after the last.":
+        "range(start, end) -> range(start, end + 1)",
     "expects an entry for every token: without one, a token has no slot.": "i >= len(table) or table[i] -> table[i]",
     "looks only at the first token's block: a later one can be missing, too.":
         "if i >= len(table) or table[i] == -1 -> first = start // block_size\n"
@@ -175,6 +180,9 @@ preempted.add_misconceptions({
     "preempts one request, however few blocks it has.": "return names -> return names[:1]",
     "goes on although enough blocks are free: what is preempted is computed anew.": "free >= missing -> free > missing",
     "does not count the blocks that are free already.": "names = [] -> names, free = [], 0",
+    "preempts all newer requests, however few blocks are missing.":
+        lambda running, tables, free, request, missing:
+            [] if free >= missing else running[: running.index(request) : -1],
     "preempts the smallest or the largest table first: the newest request has computed the least.": [
         f"reversed(running) -> sorted(running, key=lambda name: {sign}len(tables[name]))" for sign in ("", "-")],
     "makes older requests leave: newer ones do, and last the request itself.": "name == request -> name == running[0]",

@@ -34,6 +34,7 @@ allocate.add_misconceptions({
     "refuses where only the shared blocks in `free` are left, although no other block is missing.":
         "if missing > -> if len(free) == len(reused) or missing >",
     "takes every shared block out of `free`, but some are in another request's table.": " if block in free -> ",
+    "returns the shared blocks, too: the task asks for the new ones.": "return new -> return [*shared, *new]",
     "does not put the shared blocks into the table: the request's first tokens would have no keys.":
         "table + new -> tables.get(request, []) + new",
 })  # fmt: skip
@@ -193,6 +194,7 @@ reuse.add_misconceptions({
     "leaves no token to compute if all blocks are cached. The last token is always computed: its logits give the next "
     "one.": "(tokens - 1) // -> tokens //",
     "shares the blocks after the last missing one: a prefix begins at token 0.": "break -> blocks = []; continue",
+    "takes block 0 for a missing one: it is a block like any other.": "name not in cached -> not cached.get(name)",
     "shares every cached block, whatever its name: only those of this prompt hold its keys.":
         "in names[: (tokens - 1) // block_size] -> in cached",
 })  # fmt: skip

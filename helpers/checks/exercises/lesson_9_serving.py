@@ -136,6 +136,11 @@ text_pieces.add_misconceptions({
     "sends half of a character: an incomplete one decodes to the replacement character.": ".rstrip(HALF) -> ",
     "sends the beginning of the stop text, which the next token may complete.": "range(len(stop)) -> [0]",
     "keeps the end of the text back even after the last token: then nothing can complete it.": "number < -> 0 <",
+    "leaves out empty pieces: each token has its piece, and piece i belongs to token i.":
+        ("return [* -> return [one for one in [*", "[sent : text.index(stop)]] -> [sent : text.index(stop)]] if one]",
+         "return pieces -> return [one for one in pieces if one]"),
+    "sends the stop text: the output ends before it.": "text.index(stop)] -> text.index(stop) + len(stop)]",
+    "ends before the last stop text: the first one ends the output.": "text.index( -> text.rindex(",
     "keeps back as many characters as the stop text has, whatever they are.":
         "max(n for n in range(len(stop)) if text.endswith(stop[:n])) -> min(len(text), len(stop) - 1)",
 })  # fmt: skip
@@ -181,6 +186,7 @@ read_inbox.table([
 read_inbox.add_misconceptions({
     "adds a request whose client has left already: both messages are in the same inbox.": "name in added -> None",
     "aborts requests that the engine no longer has: they have finished.": "name in unfinished and -> ",
+    "aborts a request twice: its client has left only once.": " and name not in aborted -> ",
     "reads all additions first: an abort cancels the additions before it, not the ones after it.":
         'in messages -> in sorted(messages, key=lambda message: message[0] == "abort")',
 })  # fmt: skip

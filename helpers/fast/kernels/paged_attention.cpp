@@ -4,9 +4,9 @@
 // all sequences. The softmax is computed piece by piece (Milakov and Gimelshein, 2018): when a piece contains a new highest
 // score, the sums so far are scaled down. No matrix of scores is written to memory, as in FlashAttention (Dao et al., 2022).
 //
-// A decode has one query, so it waits for memory, and its keys and values are read where they lie. A chunk has many
-// queries, so it waits for arithmetic. Its keys and values are first packed, in the order in which a tile of QUERIES
-// queries multiplies them. A query skips the keys behind it, and those before its window.
+// A decode has one query per head, so its keys and values are read where they lie, once for several heads that share them.
+// A chunk has many queries, so it waits for arithmetic. Its keys and values are first packed, in the order in which a tile
+// of QUERIES queries multiplies them. A query skips the keys behind it, and those before its window.
 //
 // A quantized cache (features/quantized_kv_cache) has integers of 8 bits. A decode multiplies these, and then each score by
 // its key's scale, and each weight by its value's. Chunks pack the products of integers and scales.
@@ -23,7 +23,7 @@
 #include "vectors.h"
 
 constexpr int MAX_HEAD_DIM = 512;  // of one head, as in paged_attention.py
-constexpr int KEYS = 128;          // of a piece, at most
+constexpr int KEYS = 256;          // of a piece, at most
 constexpr int PIECE_BYTES = 8192;  // of a decode's keys, so that they and their values stay in the first-level cache
 // Below this number of products, one thread finishes before a second one would have woken up.
 constexpr long MIN_PARALLEL_PRODUCTS = 1 << 16;
@@ -72,28 +72,45 @@ template <typename Number> void write_vector(const Number* x, Cache cache, long 
   for (long d = 0; d < dim; d++) integers[d] = std::nearbyint(to_float(x[d]) / scale);
 }
 
+// Return the factors of a product that begin at x: words as they are stored, or numbers as floats.
+template <typename Vector, typename Stored> static inline Vector load_factors(const Stored* x) {
+  if constexpr (std::is_same_v<Vector, Floats>) return load(x);
+  Vector v;
+  memcpy(&v, x, sizeof v);
+  return v;
+}
+
 // --- the softmax of a piece -------------------------------------------------------------------------------------------
 
 struct Softmax {
   float highest = -INFINITY, total = 0;
 
-  // Turn scores [count] into weights; return the factor by which sums of earlier pieces shrink. The array is padded.
-  float add(float* scores, int count) {
+  // Turn scores [count], times `scale`, into weights, in the same place or another; return the factor by which sums of
+  // earlier pieces shrink. Both arrays are padded.
+  template <typename Number> float add(float* scores, int count, float scale, Number* weights) {
     for (int i = count; i % LANES; i++) scores[i] = -INFINITY;
-    Floats most = load(scores), weights = {};
+    Floats most = load(scores), sums = {};
     for (int i = LANES; i < count; i += LANES) most = max(load(scores + i), most);
     float before = highest;
     highest = std::max(highest, largest(most));
-    // While all scores are -inf, their weights are 0. Subtracting -inf from them would give NaN.
-    float shift = highest == -INFINITY ? 0 : highest;
+    // e^x is 2^(x / ln 2). While all scores are -inf, their weights are 0. Subtracting -inf from them would give NaN.
+    float factor = scale * 1.44269504f, shift = highest == -INFINITY ? 0 : highest * factor;
     for (int i = 0; i < count; i += LANES) {
-      Floats weight = exp(load(scores + i) - shift);
-      store(scores + i, weight);
-      weights += weight;
+      Floats weight = exp2(load(scores + i) * factor - shift);
+      store(weights + i, weight);
+      sums += weight;
     }
-    float shrink = before == highest ? 1 : std::exp(before - shift);
-    total = total * shrink + sum(weights);
+    float shrink = before == highest ? 1 : std::exp2(before * factor - shift);
+    total = total * shrink + sum(sums);
     return shrink;
+  }
+
+  // Divide the sums [dim] of values by the sum of all weights.
+  template <typename Number> void finish(const float* sums, Number* output, int dim) const {
+    float divisor = total == 0 ? INFINITY : total;  // without weights, the sums are 0
+    int whole = dim / LANES * LANES;
+    for (int d = 0; d < whole; d += LANES) store(output + d, load(sums + d) / divisor);
+    for (int d = whole; d < dim; d++) store(output + d, sums[d] / divisor);
   }
 };
 
@@ -103,16 +120,28 @@ template <typename Number> static inline void prefetch(const Number* vector, int
   for (int d = 0; d < dim; d += 64 / sizeof(Number)) __builtin_prefetch(vector + d);  // a cache line has 64 bytes
 }
 
-// Compute one head of one sequence: query and output [dim], keys and values [slots, dim]. The cache holds all sequences;
-// the block table selects the keys of this one. The query sees keys `first` to `length` - 1. DIM equals `dim` if it is
-// known at compile time, else it is 0.
-template <int DIM, typename Number, typename Stored>
-static void attend(const Number* query, Vectors<Stored> keys, Vectors<Stored> values, const int* block_table, int first,
-                   int length, int block_size, int dim, float scale, Number* output) {
+// How many heads of a group are computed together: their sums stay in registers.
+template <int DIM> constexpr int TOGETHER = LANES == 16 && DIM > 0 ? 256 / DIM : 1;
+
+// Compute HEADS heads of one sequence, whose queries begin `head_step` numbers apart: query [HEADS, dim], output [HEADS, dim],
+// keys and values [slots, dim]. A key or value is loaded once for all of them. The cache holds all sequences; the block table
+// selects the keys of this one. The query sees keys `first` to `length` - 1. DIM equals `dim` if it is known at compile time,
+// else it is 0.
+template <int DIM, int HEADS, typename Number, typename Stored>
+static void attend(const Number* query, long head_step, Vectors<Stored> keys, Vectors<Stored> values, const int* block_table,
+                   int first, int length, int block_size, int dim, float scale, Number* output) {
+  // Words of keys are multiplied by words of the query, but integers by floats.
+  constexpr bool WORDS = sizeof(Number) == sizeof(Stored);
+  typedef std::conditional_t<WORDS, typename Product<Number>::Vector, Floats> Vector;
+  constexpr int FACTORS = sizeof(Vector) / (WORDS ? sizeof(Number) : sizeof(float)), COUNT = DIM / FACTORS;
   if (DIM > 0) dim = DIM;
-  float q[MAX_HEAD_DIM], sums[MAX_HEAD_DIM], weights[KEYS + LANES];
-  for (int d = 0; d < dim; d++) q[d] = scale * to_float(query[d]), sums[d] = 0;
-  Softmax softmax;
+  alignas(64) float sums[HEADS][MAX_HEAD_DIM], weights[HEADS][KEYS + LANES];
+  Vector q[HEADS][COUNT + 1];
+  for (int h = 0; h < HEADS; h++) {
+    for (int v = 0; v < COUNT; v++) q[h][v] = load_factors<Vector>(query + h * head_step + v * FACTORS);
+    for (int d = 0; d < dim; d++) sums[h][d] = 0;
+  }
+  Softmax softmax[HEADS];
 
   auto slot_of = [&](int i) { return (long)block_table[i / block_size] * block_size + i % block_size; };
   int piece = std::clamp<int>(PIECE_BYTES / (dim * sizeof(Stored)), 4, KEYS);
@@ -121,51 +150,82 @@ static void attend(const Number* query, Vectors<Stored> keys, Vectors<Stored> va
     auto for_each_block = [&](auto visit) {  // with a slot, where its weight is, and the number of slots
       for (int i = start, next; i < end; i = next) {
         next = std::min(end, (i / block_size + 1) * block_size);
-        visit(slot_of(i), weights + i - start, next - i);
+        visit(slot_of(i), i - start, next - i);
       }
     };
-    for_each_block([&](long slot, float* scores, int count) {
+    for_each_block([&](long slot, int place, int count) {
       const Stored *some_keys = keys.numbers + slot * dim, *some_values = values.numbers + slot * dim;
       if (sizeof(Stored) == 1) prefetch(values.scales + slot, count);
-      auto products = [&](int i) {
+      auto add_key = [&](int i, Floats (&products)[HEADS]) {
         prefetch(some_values + i * dim, dim);
-        Floats sums = {};
+        for (int h = 0; h < HEADS; h++) products[h] = Floats{};
 #pragma GCC unroll 16
-        for (int v = 0; v < DIM / LANES; v++) sums += load(q + v * LANES) * load(some_keys + i * dim + v * LANES);
-        return sums;
+        for (int v = 0; v < COUNT; v++) {
+          Vector key = load_factors<Vector>(some_keys + i * dim + v * FACTORS);
+#pragma GCC unroll 4
+          for (int h = 0; h < HEADS; h++) products[h] = add_products(products[h], key, q[h][v]);
+        }
       };
       int i = 0;
       for (; DIM > 0 && i + 4 <= count; i += 4) {
-        Four four = sum(products(i), products(i + 1), products(i + 2), products(i + 3));
-        memcpy(scores + i, &four, sizeof four);
+        Floats products[4][HEADS];
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; k++) add_key(i + k, products[k]);
+#pragma GCC unroll 4
+        for (int h = 0; h < HEADS; h++) {
+          Four four = sum(products[0][h], products[1][h], products[2][h], products[3][h]);
+          memcpy(&weights[h][place + i], &four, sizeof four);
+        }
       }
       for (; i < count; i++) {
-        scores[i] = DIM > 0 ? sum(products(i)) : 0;
-        for (int d = 0; DIM == 0 && d < dim; d++) scores[i] += q[d] * to_float(some_keys[i * dim + d]);
+        Floats products[HEADS];
+        add_key(i, products);
+        for (int h = 0; h < HEADS; h++) {
+          float score = DIM > 0 ? sum(products[h]) : 0;
+          for (int d = 0; DIM == 0 && d < dim; d++) score += to_float(query[h * head_step + d]) * to_float(some_keys[i * dim + d]);
+          weights[h][place + i] = score;
+        }
       }
-      multiply_by_scales(scores, keys, slot, count);
+      for (int h = 0; h < HEADS; h++) multiply_by_scales(&weights[h][place], keys, slot, count);
     });
-    float shrink = softmax.add(weights, end - start);
-    Floats parts[DIM / LANES + 1];  // the sums, in registers
-    for (int v = 0; v < DIM / LANES; v++) parts[v] = load(sums + v * LANES) * shrink;
-    for (int d = 0; DIM == 0 && d < dim; d++) sums[d] *= shrink;
+    Floats parts[HEADS][DIM / LANES + 1];  // the sums, in registers
+    for (int h = 0; h < HEADS; h++) {
+      float shrink = softmax[h].add(weights[h], end - start, scale, weights[h]);
+      for (int v = 0; v < DIM / LANES; v++) parts[h][v] = load(&sums[h][v * LANES]) * shrink;
+      for (int d = 0; DIM == 0 && d < dim; d++) sums[h][d] *= shrink;
+    }
     int ahead = end;  // of a block whose keys are prefetched
-    for_each_block([&](long slot, float* own, int count) {
+    for_each_block([&](long slot, int place, int count) {
       const Stored* some_values = values.numbers + slot * dim;
       long next = ahead < length ? slot_of(ahead) : slot;
       ahead += count;
       if (sizeof(Stored) == 1) prefetch(keys.scales + next, count);
-      multiply_by_scales(own, values, slot, count);
+      for (int h = 0; h < HEADS; h++) multiply_by_scales(&weights[h][place], values, slot, count);
       for (int i = 0; i < count; i++) {
         prefetch(keys.numbers + (next + i) * dim, dim);
 #pragma GCC unroll 16
-        for (int v = 0; v < DIM / LANES; v++) parts[v] += own[i] * load(some_values + i * dim + v * LANES);
-        for (int d = 0; DIM == 0 && d < dim; d++) sums[d] += own[i] * to_float(some_values[i * dim + d]);
+        for (int v = 0; v < DIM / LANES; v++) {
+          Floats value = load(some_values + i * dim + v * LANES);
+#pragma GCC unroll 4
+          for (int h = 0; h < HEADS; h++) parts[h][v] += weights[h][place + i] * value;
+        }
+        for (int d = 0; DIM == 0 && d < dim; d++) sums[0][d] += weights[0][place + i] * to_float(some_values[i * dim + d]);
       }
     });
-    for (int v = 0; v < DIM / LANES; v++) store(sums + v * LANES, parts[v]);
+    for (int h = 0; h < HEADS; h++)
+      for (int v = 0; v < DIM / LANES; v++) store(&sums[h][v * LANES], parts[h][v]);
   }
-  for (int d = 0; d < dim; d++) store(output + d, softmax.total == 0 ? 0 : sums[d] / softmax.total);
+  for (int h = 0; h < HEADS; h++) softmax[h].finish(sums[h], output + h * dim, dim);
+}
+
+// Compute a group of heads, as many together as the largest compiled `attend` takes.
+template <int DIM, int HEADS, typename Number, typename Stored>
+static void attend_group(const Number* query, long head_step, int heads, Vectors<Stored> keys, Vectors<Stored> values,
+                         const int* block_table, int first, int length, int block_size, int dim, float scale, Number* output) {
+  for (; heads >= HEADS; heads -= HEADS, query += HEADS * head_step, output += HEADS * dim)
+    attend<DIM, HEADS>(query, head_step, keys, values, block_table, first, length, block_size, dim, scale, output);
+  if constexpr (HEADS > 1)
+    attend_group<DIM, HEADS - 1>(query, head_step, heads, keys, values, block_table, first, length, block_size, dim, scale, output);
 }
 
 // --- a chunk: many queries --------------------------------------------------------------------------------------------
@@ -174,7 +234,7 @@ static void attend(const Number* query, Vectors<Stored> keys, Vectors<Stored> va
 template <typename Number> constexpr int VECTOR_QUERIES = LANES == 16 ? 8 : sizeof(Number) == 4 ? 6 : 4;
 constexpr int MATRIX_QUERIES = 2 * TILE;     // the same in matrix registers (tiles.h)
 constexpr int COLUMNS = 2 * LANES;           // of a panel
-constexpr long TASK_QUERIES[] = {128, 512};  // that share packed keys and values: the least and the most
+constexpr long TASK_QUERIES[] = {128, 2048};  // that share packed keys and values: the least and the most
 constexpr int TASKS = 4;                     // of a thread, or more if even the largest tasks are many
 
 // y [QUERIES, y_step] = x [QUERIES, x_step] times a panel w [size, COLUMNS], plus y * shrink [QUERIES] if that is given.
@@ -206,8 +266,10 @@ static inline void multiply_panel(const Word* x, long x_step, const Word* w, lon
                                   long y_step) {
   if constexpr (QUERIES == MATRIX_QUERIES) {
     if (!shrink) return multiply_blocks<true, false>(x, x_step, TILE, w, size, y, y_step);
-    for (int r = 0; r < QUERIES; r++)
+    for (int r = 0; r < QUERIES; r++) {
+      if (shrink[r] == 1) continue;  // the highest score is rarely a new one
       for (int v = 0; v < 2; v++) store(y + r * y_step + v * LANES, load(y + r * y_step + v * LANES) * shrink[r]);
+    }
     multiply_blocks<true, true>(x, x_step, TILE, w, size, y, y_step);
   } else {
     multiply_in_vectors<QUERIES, Vector>(x, x_step, w, size, shrink, y, y_step);
@@ -261,23 +323,16 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
         float shrink[QUERIES];
         for (int r = 0; r < rows; r++) {
           long own = past + t + r, first = first_key(own);  // the key of the query's own token is its last
-          for (long i = 0; i < used; i += LANES) store(&scores[r][i], load(&scores[r][i]) * scale);
           for (long i = std::max(own + 1 - key, 0L); i < used; i++) scores[r][i] = -INFINITY;
           for (long i = 0; i < std::min(first - key, used); i++) scores[r][i] = -INFINITY;
-          shrink[r] = softmax[r].add(scores[r], used);
-          Number* row = (Number*)weights + r * KEYS;
-          for (long i = 0; i < used; i += LANES) store(row + i, load(&scores[r][i]));
+          shrink[r] = softmax[r].add(scores[r], used, scale, (Number*)weights + r * KEYS);
         }
         const Word* piece = packed_values + (key - begin) / PER_WORD * panel_dim;
         for (long d = 0; d < dim; d += COLUMNS)
           multiply_panel<QUERIES, Vector>(weights, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD), used / PER_WORD, shrink,
                                  sums + d, panel_dim);
       }
-      for (int r = 0; r < rows; r++)
-        for (int d = 0; d < dim; d++) {
-          float total = softmax[r].total;
-          store(output + (t + r) * output_step + head * dim + d, total == 0 ? 0 : sums[r * panel_dim + d] / total);
-        }
+      for (int r = 0; r < rows; r++) softmax[r].finish(sums + r * panel_dim, output + (t + r) * output_step + head * dim, dim);
     }
 }
 
@@ -290,9 +345,9 @@ static void attend_all(const Number* query, long head_step, long token_step, Vec
   typedef typename Product<Number>::Vector Vector;
   typedef typename Product<Number>::Word Word;
   const int *tokens = segments.tokens, *lengths = segments.lengths;
-  auto attend_one = dim == 64    ? attend<64, Number, Stored>
-                    : dim == 128 ? attend<128, Number, Stored>
-                                 : attend<0, Number, Stored>;
+  auto attend_one = dim == 64    ? attend_group<64, TOGETHER<64>, Number, Stored>
+                    : dim == 128 ? attend_group<128, TOGETHER<128>, Number, Stored>
+                                 : attend_group<0, TOGETHER<0>, Number, Stored>;
   const bool in_tiles = sizeof(Number) == 2 && dim % (2 * TILE) == 0 && may_use_tiles();
   const int queries_together = in_tiles ? MATRIX_QUERIES : VECTOR_QUERIES<Number>;
   auto attend_many = attend_chunk<VECTOR_QUERIES<Number>, Vector, Word, Number, Stored>;
@@ -333,9 +388,8 @@ static void attend_all(const Number* query, long head_step, long token_step, Vec
                       own_keys, own_values, block_table, segments.block_size, split_heads, dim, scale, y,
                       (long)heads * dim, packed);
         else
-          for (int h = 0; h < split_heads; h++)
-            attend_one(q + h * head_step, own_keys, own_values, block_table, std::max(0, lengths[s] - window), lengths[s],
-                       segments.block_size, dim, scale, y + h * dim);
+          attend_one(q, head_step, split_heads, own_keys, own_values, block_table, std::max(0, lengths[s] - window), lengths[s],
+                     segments.block_size, dim, scale, y);
       }
   if (in_tiles) release_tiles();
   free(packed);
