@@ -84,8 +84,6 @@ def test_replicas_of_two_devices_halve_the_time_and_have_the_rows_of_both(trace,
 
 
 def test_the_answer_names_the_smallest_fleet_or_asks_for_more(trace, capsys):
-    main([*trace, "--replicas", "1,2,4", "--slo", "e2e=4.5"])
-    assert "with E2E <= 4.5 s, the smallest of these fleets has 2 replicas." in capsys.readouterr().out
     main([*trace, "--replicas", "1,2", "--slo", "e2e=1"])
     assert "all of these fleets are too small: try more replicas." in capsys.readouterr().out
     main([*trace, "--replicas", "1", "--slo", "e2e=4.5", "--share", "0.5"])
@@ -114,7 +112,6 @@ def test_the_command_routes_as_the_front_end_does_to_replicas_with_a_free_row(tr
         (["--disaggregate", "1:1,2:0"], "pairs are like 2:1, 1:1,2:1 or 1..4:2, not '1:1,2:0'"),
         (["--disaggregate", "1:1:1"], "not '1:1:1'"),
         (["--fail-every", "0.5"], "at least 1, not 0.5"),
-        (["--fail-every", "1"], "let them fail less often, or start sooner (start_seconds is 60)"),
         (["--rate", "0"], "above 0, not 0"),
         (["--replicas", "1,3", "--tensor-parallel", "1,2"], "--tensor-parallel 2 divides none of --replicas"),
         (["--replicas", "2", "--tensor-parallel", "2"], "does not say how many sums"),
