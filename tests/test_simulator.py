@@ -6,7 +6,7 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from helpers import EngineConfig, SamplingParams
-from helpers.engine import POLICIES
+from helpers.engine import POLICIES, Scheduler
 from helpers.simulator import CostModel, Simulator, simulate
 from tests.plan_equality import run_engine, run_simulator, workloads
 
@@ -72,6 +72,22 @@ def test_the_trace_of_simulate_is_that_of_a_simulator_with_texts_and_outputs(see
     trace = simulate(requests, config, arrivals, seconds)
     assert trace.passes == simulator.trace.passes
     assert len(trace.token_times) == len(requests)
+
+
+@pytest.mark.parametrize("num_blocks", [None, 100])
+def test_iterations_that_only_decode_are_planned_one_by_one_only_by_a_scheduler_of_ones_own(num_blocks):
+    def planned(scheduler_cls, monkeypatch) -> int:
+        calls, schedule = [], Scheduler.schedule
+        monkeypatch.setattr(Scheduler, "schedule", lambda self: calls.append(self) or schedule(self))
+        config = EngineConfig(num_blocks=num_blocks, prefix_caching=False, scheduler_cls=scheduler_cls)
+        trace = simulate([([1] * 5, 200), ([1] * 7, 300)], config, [0.0, 20.0], CostModel(iterations=1.0))
+        assert trace.steps == 320
+        return len(calls)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert planned(None, monkeypatch) < 16
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert planned(type("Own", (Scheduler,), {}), monkeypatch) == 320
 
 
 def test_an_error_of_the_cost_function_reaches_the_caller():

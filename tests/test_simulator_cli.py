@@ -9,23 +9,17 @@ from pathlib import Path
 import pytest
 
 from helpers import load_model
-from helpers.simulator import CostModel
+from helpers.simulator import CostModel, TimedRequest, write_trace
 from helpers.simulator.__main__ import main
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 SECOND_PER_ITERATION = CostModel(iterations=1.0)
 
 
-def write_trace(folder, requests: list[tuple[float, int, int]]) -> None:
-    """Write requests, each with its arrival in the first minute and its lengths."""
-    lines = [f"2000-01-01 00:00:{arrival:09.6f},{prompt},{output}\n" for arrival, prompt, output in requests]
-    (folder / "trace.csv").write_text(AZURE + "".join(lines))
-
-
 @pytest.fixture
 def trace(tmp_path):
     """Four requests at once, of two tokens each."""
-    write_trace(tmp_path, [(number / 1e6, 1, 2) for number in range(4)])
+    write_trace(tmp_path / "trace.csv", [TimedRequest(number / 1e6, 1, 2) for number in range(4)])
     SECOND_PER_ITERATION.save(tmp_path / "cost.json")
     return ["--trace", str(tmp_path / "trace.csv"), "--cost", str(tmp_path / "cost.json"), "--rows", "1"]
 
@@ -49,7 +43,7 @@ def test_each_size_gets_a_line_and_the_smallest_that_suffices_is_named(trace, ca
 
 
 def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace, tmp_path, capsys):
-    write_trace(tmp_path, [(number / 1e6, 1, 2) for number in range(40)])
+    write_trace(tmp_path / "trace.csv", [TimedRequest(number / 1e6, 1, 2) for number in range(40)])
     fleets = ["--replicas", "3", "--autoscale", "1..3", "--start-seconds", "5", "--price-per-hour", "3600"]
     assert main([*trace, *fleets, "--disaggregate", "1:1", "--slo", "ttft=100"]) == 0
     text = capsys.readouterr().out
@@ -93,8 +87,8 @@ def test_the_answer_names_the_smallest_fleet_or_asks_for_more(trace, capsys):
 
 
 def test_the_command_routes_as_the_front_end_does_to_replicas_with_a_free_row(trace, tmp_path, capsys):
-    requests = [(number / 10, 1, output) for number, output in enumerate((50, 9, 9, 9))]
-    write_trace(tmp_path, requests)
+    requests = [TimedRequest(number / 10, 1, output) for number, output in enumerate((50, 9, 9, 9))]
+    write_trace(tmp_path / "trace.csv", requests)
     main([*trace, "--rows", "2", "--replicas", "2", "--slo", "ttft=2"])
     assert rows(capsys.readouterr().out)[1][3] == "100.0%"  # without free rows first, the last request waits for 9 s
 
@@ -135,7 +129,7 @@ def test_a_wrong_setting_is_refused_with_the_reason(trace, capsys, arguments, re
 
 @pytest.mark.parametrize("prompt, output", [(10**13, 7), (7, 10**13)])
 def test_a_request_of_more_tokens_than_any_model_has_room_for_is_refused(trace, tmp_path, capsys, prompt, output):
-    write_trace(tmp_path, [(0, prompt, output)])
+    write_trace(tmp_path / "trace.csv", [TimedRequest(0, prompt, output)])
     with pytest.raises(SystemExit):
         main(trace)
     reason = f"at most 10000000 prompt tokens and output tokens, not {prompt} and {output}"

@@ -31,7 +31,7 @@ from ..metrics import RequestMetrics, percentile
 from ..model_engine import Engine
 from ..models import context_length, load_model
 from .cost_model import FEATURES, CostModel, features
-from .simulator import simulate
+from .simulate import simulate
 
 FREE_TOKENS = (0, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # those that a fit tries
 TOKENS = FEATURES.index("tokens")

@@ -3,30 +3,15 @@
 Scheduler, block manager, outputs and trace are the engine's own. So a simulated run plans exactly what an engine plans
 for the same requests, provided that both generate as many tokens per request. By default, requests end after
 `max_tokens`, because the simulated token is not an EOS token.
-
-Prompts and output lengths determine every plan. A trace of a production service records no more than that, so its
-requests can be run again under other settings: `simulate` returns the trace of such a run.
 """
 
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
 from functools import lru_cache
 from math import inf
 
 from ..base_engine import BaseEngine
-from ..engine import (
-    Chunk,
-    EngineConfig,
-    ForwardPass,
-    ModelInfo,
-    Plan,
-    RunnerOutput,
-    SampledToken,
-    SamplingParams,
-    Sequence,
-)
+from ..engine import Chunk, EngineConfig, ForwardPass, ModelInfo, Plan, RunnerOutput, SampledToken
 from ..engine.plan import Clock
-from ..trace import Trace, record_iteration
 
 TOKEN = 0  # every generated token, unless `next_token` says otherwise
 shared_sampled_token = lru_cache(maxsize=4096)(SampledToken)
@@ -68,53 +53,6 @@ class Simulator(BaseEngine):
             self.step()
         if not self.scheduler.unfinished and time < inf:
             self.runner.time = max(self.runner.time, time)
-
-
-class _TraceOnly(Simulator):
-    """A simulator without texts and outputs: they take half of its time, and `simulate` does not return them."""
-
-    def step(self) -> None:
-        plan = self.scheduler.schedule()
-        output = self.runner.run(plan, self.now)
-        record_iteration(self.trace, self.steps, plan, output, self.scheduler.update(plan, output))
-        self.steps += 1
-
-
-def simulate(
-    requests: Seq[tuple[list[int], int]],
-    config: EngineConfig | None = None,
-    arrivals: Seq[float] | None = None,
-    seconds: Callable[[Plan], float] = lambda plan: 1.0,
-) -> Trace:
-    """Run requests in simulated time, and return the trace of all iterations.
-
-    Args:
-        requests: for each request, its prompt as token ids and the number of tokens to generate.
-        config, seconds: as for `Simulator`.
-        arrivals: for each request, when it arrives, in simulated seconds; 0 if omitted.
-
-    Returns:
-        The trace. Its request ids are the positions in `requests`, and its times are on the clock of `arrivals`.
-
-    Raises:
-        ValueError: a request can never run, or the numbers of requests and arrivals differ.
-    """
-    arrivals = [0.0] * len(requests) if arrivals is None else arrivals
-    if len(arrivals) != len(requests):
-        raise ValueError(f"{len(requests)} requests, but {len(arrivals)} arrivals: give one for each.")
-    simulator = _TraceOnly(config, seconds)
-    sequences = []
-    for number, (prompt, length) in enumerate(requests):
-        params = SamplingParams(length, ignore_eos=True)
-        features = simulator.validator.features_for(params)
-        tokens = simulator.validator.validate(prompt, params)
-        sequences.append(Sequence(number, *tokens, params=params, features=features))
-    for sequence in sorted(sequences, key=lambda one: arrivals[one.request_id]):
-        simulator.run_until(arrivals[sequence.request_id])
-        sequence.request.arrival = simulator.now()
-        simulator.scheduler.add(sequence)
-    simulator.run_until()
-    return simulator.trace
 
 
 class SimulatedRunner:

@@ -15,7 +15,6 @@ from ..engine import BlockManager, FirstComeFirstServed, LongestFirst, Plan, Sch
 from ..engine.block_manager import UnlimitedMemory
 from .cost_model import CostModel, count_adapters
 
-MOST = 4096  # iterations of a stretch
 ORDER_IS_FIXED = (FirstComeFirstServed, LongestFirst, ShortestFirst)  # while no sequence arrives, however long it waits
 
 
@@ -72,7 +71,7 @@ class Stretch:
         return times[-1]
 
 
-def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float) -> Stretch | None:
+def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, most: int = 4096) -> Stretch | None:
     """Return the iterations ahead that only decode; None if the next one may do anything else.
 
     Args:
@@ -80,6 +79,7 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float) 
         last: the plan of its latest iteration, after which no request has arrived or left.
         cost: the seconds of each iteration.
         now: when the next iteration begins.
+        most: at most this many iterations.
     """
     running = scheduler.running
     if type(scheduler) is not Scheduler or scheduler.features:
@@ -88,8 +88,8 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float) 
         return None
     if not running or not all(sequence.is_decode for sequence in running) or not _none_is_admitted(scheduler, last):
         return None
-    most = min(sequence.max_tokens - sequence.generated for sequence in running) - 1  # the last token ends one
-    most, events = _allocations(scheduler, min(most, MOST))
+    most = min(most, min(sequence.max_tokens - sequence.generated for sequence in running) - 1)  # the last token ends
+    most, events = _allocations(scheduler, most)
     if most < 1:
         return None
     rows, keys = len(running), sum(len(sequence.token_ids) for sequence in running)
