@@ -135,6 +135,15 @@ def test_what_tokenize_refuses(plain, sent, status, message):
     assert message in error_of(post(plain, "/tokenize", **sent), status)["message"]
 
 
+def test_the_reference_works_without_a_network(plain):
+    page = httpx.get(plain.url + "/docs")
+    assert page.headers["content-type"].startswith("text/html") and "//" not in page.text.replace("</", "")
+    for text in ("POST /v1/completions", "POST /tokenize", "GET /health", "max_tokens", "0 takes the best token"):
+        assert text in page.text
+    assert "<script" not in page.text and "default-src 'none'" in page.headers["content-security-policy"]
+    assert httpx.get(plain.url + "/page/page.css").status_code == 200
+
+
 # --- the name of the model, and too few blocks ----------------------------------------------------------------------
 
 

@@ -3,16 +3,14 @@
 Each one is `async`: FastAPI would run any other function on a thread, and so use dozens of them under load.
 """
 
-import tomllib
 import uuid
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import FileResponse, HTMLResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from ..features.structured_outputs import StructuredOutputs
@@ -22,20 +20,12 @@ from .formats import ChatFormatter, CompletionFormatter
 from .http_errors import APIError
 from .prompt_length import check_length
 from .protocol import ChatRequest, CompletionRequest, ErrorBody, Pace, TokenizeRequest
+from .reference import PAGE_HEADERS, reference_page, version
 from .responses import EVENT_STREAM, OutputResponse, respond, while_connected
 from .text_offsets import EchoedPrompt
 from .tool_calls import ToolCallFormatter
 
 PAGE = Path(__file__).parent / "page"
-DISTRIBUTION, ROOT = "continuous-batching-course", Path(__file__).parents[2]
-
-
-def version() -> str:
-    """Return the version of this package, installed or in its checkout."""
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
 def add_addresses(app: FastAPI) -> None:
@@ -58,6 +48,7 @@ def add_addresses(app: FastAPI) -> None:
     app.get("/", include_in_schema=False)(page)
     app.get("/events", responses=documented(401, 503, stream=True))(live_events)
     app.post("/pace", responses=documented(400, 401, 413))(set_pace)
+    app.get("/docs", include_in_schema=False)(docs)
 
 
 def documented(*statuses: int, stream: bool = False) -> dict[int, dict[str, Any]]:
@@ -204,3 +195,8 @@ async def set_pace(body: Pace, request: Request) -> Pace:
     """Set the least time per iteration, to watch the engine in slow motion."""
     request.app.state.engine_client.pace = body.seconds
     return body
+
+
+async def docs(request: Request) -> HTMLResponse:
+    """Return the reference of all addresses."""
+    return HTMLResponse(reference_page(request.app.openapi()), headers=PAGE_HEADERS)

@@ -17,6 +17,7 @@ from .engine_thread import EngineThread
 from .http_errors import HANDLED, error_response
 from .live_view import LiveView
 from .middleware import BodyLimit, Refuse, StatusCount, missing_key, no_room, unknown_host
+from .reference import version
 from .server_metrics import ServerMetrics
 
 
@@ -58,8 +59,7 @@ def make_app(
         yield
         await engine_client.stop()
 
-    unused = dict.fromkeys(("redoc_url", "swagger_ui_oauth2_redirect_url"))
-    app = FastAPI(title="Continuous batching", version=addresses.version(), lifespan=lifespan, **unused)
+    app = FastAPI(title="Continuous batching", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None)
     state, metrics = app.state, ServerMetrics(engine_client)
     state.engine, state.engine_client, state.metrics = engine, engine_client, metrics
     state.live_view, state.started = LiveView(engine_client), int(time.time())
