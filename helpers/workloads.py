@@ -71,7 +71,8 @@ def one_beginning(requests: int = 16, words: int = 100, max_tokens: int = 40, se
 def told_again(requests: int = 4, max_tokens: int = 80) -> list[Request]:
     """Make prompts that tell a story and then begin it again: the embedded model repeats most of it in its own output.
 
-    The best token leads clearly at every step of the outputs. They end with EOS after 60 to 64 tokens.
+    There are at most as many requests as stories. The best token leads clearly at every step of the outputs, which end
+    with EOS after 60 to 64 tokens.
     """
     prompts = []
     for hero, name, she, her, place, day, friend in TOLD_AGAIN[:requests]:

@@ -191,7 +191,7 @@ class Cache:
 @needs_kernels
 @in_both_dtypes
 @pytest.mark.parametrize("dim", [2, 6, 64, 80, 128])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (7, 1)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (14, 2)])
 @pytest.mark.parametrize("block_size", [1, 16, 300])
 def test_every_query_attends_to_the_keys_before_it_within_the_window(
     dtype, tolerance, dim, heads, kv_heads, block_size
@@ -231,11 +231,14 @@ def test_the_result_of_a_query_does_not_depend_on_the_size_of_its_chunk(dtype, t
 @pytest.mark.parametrize("dim", [6, 64, 128])
 @pytest.mark.parametrize("window", [None, 20])
 def test_the_bits_of_a_decode_do_not_depend_on_the_heads_that_are_computed_with_it(dtype, tolerance, dim, window):
-    """Heads that share keys are computed up to four at a time."""
-    cache = Cache([(1, 0), (1, 77), (1, 399)], 1, dim, 16, dtype)
-    query = torch.randn(7, 3, dim).to(dtype)
+    """Up to four heads that share keys are computed together, unless threads share out the heads of a few decodes."""
+    cache = Cache([(1, 0), (1, 77), (1, 399), (1, 30)], 1, dim, 16, dtype)
+    query = torch.randn(7, 4, dim).to(dtype)
+    together = cache.attend(query, window)
     apart = [cache.attend(query[head : head + 1], window) for head in range(7)]
-    assert torch.equal(cache.attend(query, window), torch.cat(apart, 1))
+    assert torch.equal(together, torch.cat(apart, 1))
+    last = Segments([3], [1], [31], cache.tables[3:], 16)
+    assert torch.equal(cache.attend(query, window, last)[3], together[3])
 
 
 @needs_kernels

@@ -163,7 +163,7 @@ class ReplicaClient(EngineClient):
         Sequences count, because each takes a row: a request for six outputs counts as six.
         """
         self.pool.scale(self._autoscaler.desired(self.num_in_flight))
-        self._dispatch_waiting()  # perhaps no replica is missing now
+        self._dispatch_waiting()  # with fewer replicas wanted, requests no longer wait for one that starts
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -188,7 +188,7 @@ def _run(options: LoadOptions) -> list[LoadResult]:
 
 
 def _draw(results: list[LoadResult], options: LoadOptions) -> None:
-    """Write a picture: a line per request, or for a sweep latency over throughput, with the knee."""
+    """Save a picture: one line per request or, for a sweep, latency over throughput with the knee marked."""
     from .. import plots  # only here: importing matplotlib takes a while
 
     if options.sweep is None:

@@ -48,8 +48,9 @@ def run_load(
         requests: `Request`s or (prompt, max_tokens) tuples; a prompt may be a list of token ids.
         rate: for an open loop: requests per second, sent at the times that `arrival_times` returns.
         cv, seed: see `arrival_times`.
-        users: for a closed loop: the number of users. Each user waits for a response before sending the next request;
-            after one that was not completed, also for the server's Retry-After, or one second without it.
+        users: for a closed loop: the number of users. Each user waits for a response before sending the next request.
+            After one that was not completed, the user waits for the server's Retry-After, or one second if there is
+            none.
         warm_up: how many of the requests are sent before the clock starts. No result includes them.
         limits: the largest "ttft", "tpot" and "e2e" (in seconds) of a request that counts as good.
         progress: show a progress bar if stderr is a terminal.

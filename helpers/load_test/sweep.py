@@ -58,7 +58,7 @@ def capacity(url: str, requests: Callable[[int], Requests], **settings) -> float
 
 
 def knee_of(completed: Sequence[LoadResult]) -> int:
-    """Return which of the results is at the knee."""
+    """Return the index of the result at the knee."""
     return knee([(result.request_throughput, result.percentile("e2e", 50)) for result in completed])
 
 

@@ -1,6 +1,6 @@
-"""Pictures of fleets: drawings of a router, a virtual clock and separate phases, and what replicas did.
+"""Pictures of fleets: drawings of a router, a virtual clock and separate phases, and charts of what replicas did.
 
-In the latter, a replica keeps its color: the colors of the requests would say something else there.
+In the charts, each replica has a color of its own, and colors do not stand for requests.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

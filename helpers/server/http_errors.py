@@ -1,4 +1,4 @@
-"""Why a request is refused or ends early, and the HTTP response in OpenAI's format: which status goes with what.
+"""Errors of requests that are refused or end early, and their HTTP responses in OpenAI's format.
 
 400 a request that can never run    401 no key          403 another host     404 no such model
 405 a method that an address lacks  408 an incomplete request           413 a long body     429 the queue is full

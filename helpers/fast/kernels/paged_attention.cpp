@@ -83,7 +83,7 @@ template <typename Vector, typename Stored> static inline Vector load_factors(co
 // --- the softmax of a piece -------------------------------------------------------------------------------------------
 
 struct Softmax {
-  float highest = -INFINITY, total = 0;
+  float highest = -INFINITY, shift = 0, total = 0;
 
   // Turn scores [count], times `scale`, into weights, in the same place or another; return the factor by which sums of
   // earlier pieces shrink. Both arrays are padded.
@@ -91,17 +91,19 @@ struct Softmax {
     for (int i = count; i % LANES; i++) scores[i] = -INFINITY;
     Floats most = load(scores), sums = {};
     for (int i = LANES; i < count; i += LANES) most = max(load(scores + i), most);
-    float before = highest;
+    float before = highest, shift_before = shift, factor = scale * 1.44269504f;  // e^x is 2^(x / ln 2)
     highest = std::max(highest, largest(most));
-    // e^x is 2^(x / ln 2). While all scores are -inf, their weights are 0. Subtracting -inf from them would give NaN.
-    float factor = scale * 1.44269504f, shift = highest == -INFINITY ? 0 : highest * factor;
+    // While all scores are -inf, their weights are 0. Subtracting -inf from them would give NaN.
+    shift = highest == -INFINITY ? 0 : highest * factor;
     for (int i = 0; i < count; i += LANES) {
       Floats weight = exp2(load(scores + i) * factor - shift);
       store(weights + i, weight);
       sums += weight;
     }
-    float shrink = before == highest ? 1 : std::exp2(before * factor - shift);
-    total = total * shrink + sum(sums);
+    // The compiler joins a product and a sum only in some places, so that the code around would decide how they are rounded.
+    // Hence `shift` is kept, not computed again, and `fma` is written.
+    float shrink = before == highest ? 1 : before == -INFINITY ? 0 : std::exp2(shift_before - shift);
+    total = std::fma(total, shrink, sum(sums));
     return shrink;
   }
 
@@ -232,10 +234,10 @@ static void attend_group(const Number* query, long head_step, int heads, Vectors
 
 // That are computed together: their sums fit in the registers. AVX2's 16 registers also hold parts of bfloat16 numbers.
 template <typename Number> constexpr int VECTOR_QUERIES = LANES == 16 ? 8 : sizeof(Number) == 4 ? 6 : 4;
-constexpr int MATRIX_QUERIES = 2 * TILE;     // the same in matrix registers (tiles.h)
-constexpr int COLUMNS = 2 * LANES;           // of a panel
+constexpr int MATRIX_QUERIES = 2 * TILE;      // the same in matrix registers (tiles.h)
+constexpr int COLUMNS = 2 * LANES;            // of a panel
 constexpr long TASK_QUERIES[] = {128, 2048};  // that share packed keys and values: the least and the most
-constexpr int TASKS = 4;                     // of a thread, or more if even the largest tasks are many
+constexpr int TASKS = 4;                      // of a thread, or more if even the largest tasks are many
 
 // y [QUERIES, y_step] = x [QUERIES, x_step] times a panel w [size, COLUMNS], plus y * shrink [QUERIES] if that is given.
 template <int QUERIES, typename Vector, typename Word>
@@ -363,8 +365,8 @@ static void attend_all(const Number* query, long head_step, long token_step, Vec
   int group = heads / kv_heads, task_tokens = std::max<long>(queries_together, task_queries / group);
   for (int s = 0; s < segments.sequences; s++)
     most_tasks = std::max<long>(most_tasks, (tokens[s] + task_tokens - 1) / task_tokens);
-  // The heads of a group read the same keys, so a thread computes them one after the other. But with few decodes, some
-  // threads would have no work.
+  // The heads of a group read the same keys, so one thread computes them all. But with few decodes, some threads would have
+  // no work.
   bool split_groups = !most_keys && kv_heads * segments.sequences < 2 * omp_get_num_threads();
   int splits = split_groups ? group : 1, split_heads = group / splits;
   size_t bytes = most_keys * (dim + round_up(dim, COLUMNS)) * sizeof(Number);

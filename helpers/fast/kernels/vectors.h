@@ -136,10 +136,12 @@ static inline Four sum(Floats a, Floats b, Floats c, Floats d) {
   return Four{first[0], first[1], second[0], second[1]} + Four{first[2], first[3], second[2], second[3]};
 }
 
-// Return how much x exceeds the largest whole number that is not above it.
+// Return x minus the largest whole number that does not exceed it.
 static inline Floats fraction(Floats x) {
-#if defined(__AVX512F__)
+#if defined(__AVX512DQ__)
   return bit_cast<Floats>(_mm512_reduce_ps(bit_cast<__m512>(x), 1));
+#elif defined(__AVX512F__)
+  return x - bit_cast<Floats>(_mm512_floor_ps(bit_cast<__m512>(x)));
 #elif defined(__AVX2__)
   return x - bit_cast<Floats>(_mm256_floor_ps(bit_cast<__m256>(x)));
 #else
@@ -148,8 +150,8 @@ static inline Floats fraction(Floats x) {
 #endif
 }
 
-// 2^x to two units in the last place, for x up to 127; 0 below -126. NaN stays NaN. A polynomial, fitted for the smallest
-// relative error from 0 to 1, approximates 2^r for the fraction r.
+// Return 2^x, to two units in the last place for x up to 127; 0 below -126. NaN stays NaN. A polynomial, fitted for the
+// smallest relative error from 0 to 1, approximates 2^r for the fraction r.
 static inline Floats exp2(Floats x) {
   Floats r = fraction(x), p = r * 2.161292854e-4f + 1.246784288e-3f;
   p = p * r + 9.675451910e-3f;
@@ -165,5 +167,5 @@ static inline Floats exp2(Floats x) {
   return x < -126 ? Floats{} : p;
 }
 
-// e^x, with an error that grows with x: 65 units in the last place for 88. 0 below -87.4. NaN stays NaN.
+// Return e^x. The error grows with x, to 65 units in the last place for 88. 0 below -87.3. NaN stays NaN.
 static inline Floats exp(Floats x) { return exp2(x * 1.44269504f); }

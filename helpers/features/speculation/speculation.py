@@ -50,7 +50,7 @@ class Context(list):
 
 
 class Proposer(Protocol):
-    """Guesses the next tokens of a sequence.
+    """Guesses the next tokens of a sequence. If it fails for one, no sequence has drafts in that pass.
 
     A proposer may also have a method `propose_batch(token_ids: list[list[int]], k: list[int]) -> list[list[int]]`,
     which proposes for several sequences at once.
