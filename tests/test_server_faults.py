@@ -142,6 +142,17 @@ def test_a_deadline_that_passes_in_the_queue_is_504(stream):
         assert 'status="504"} 1.0' in httpx.get(server.url + "/metrics").text
 
 
+def test_a_deadline_that_passes_during_a_stream_is_its_last_event():
+    with gated(deadline=2) as (server, gate):
+        (request,) = send_in_order(server, body(OWL, 50, stream=True))
+        gate.allow(2)
+        status, chunks = request.outcome
+        assert status == 200 and text_of_chunks(chunks[:-1]) == expected(OWL, 2).text
+        assert chunks[-1]["error"]["code"] == "deadline_passed" and "[DONE]" not in chunks
+        gate.open()
+        server.assert_empty()
+
+
 # --- faults of the engine -------------------------------------------------------------------------------------------
 
 
