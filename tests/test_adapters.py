@@ -458,9 +458,9 @@ def test_nothing_reads_the_matrices_of_a_freed_adapter(llamas, calls):
 
 
 @pytest.mark.parametrize("backend", [pytest.param("compiled", marks=needs_kernels), "pytorch"])
-@pytest.mark.parametrize("running", ["recompute", "finish"])
+@pytest.mark.parametrize("running", ["recompute", "finish", "in place"])
 def test_adapters_run_on_the_weights_of_their_iteration(llamas, running, backend, calls):
-    """After an update, a running request goes on with the new weights, or finishes on the old ones."""
+    """After an update or a change in place, a running request goes on with the new weights, or finishes on the old."""
     name, params = llamas.names[3], SamplingParams(16, ignore_eos=True)
     model, other = copy.deepcopy(llamas.model), copy.deepcopy(llamas.model)
     with torch.no_grad():
@@ -474,8 +474,11 @@ def test_adapters_run_on_the_weights_of_their_iteration(llamas, running, backend
         engine.step()
     (sequence,) = engine.scheduler.running
     begun = sequence.token_ids[-sequence.generated :]
-    engine.update_weights(other, running=running)
-    judge = new if running == "recompute" else old
+    if running == "in place":
+        model.load_state_dict(other.state_dict())
+    else:
+        engine.update_weights(other, running=running)
+    judge = old if running == "finish" else new
     judge.add_request(PROMPTS[1], params, generated={0: begun})
     assert 0 < len(begun) < 16 and last_tokens(engine) == last_tokens(judge)
     after = engine.generate(PROMPTS[1], params, adapter=name)

@@ -36,7 +36,7 @@ def named(answers):
 
 
 @pytest.mark.parametrize("number, right", list(enumerate(named(RIGHT))))
-def test_a_right_engine_passes_every_draw(number, right):
+def test_a_right_engine_passes_its_draw(number, right):
     """Each engine on one of five draws; test_checks.py has the students' own draw."""
     task, _, engine_class = right.values
     verdict = verdict_on(task, engine_class, 1 + number % 5)

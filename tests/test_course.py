@@ -142,6 +142,7 @@ def test_other_cells_run_side_by_side_and_ctrl_c_ends_them_and_writes_what_ran(l
     with pytest.raises(KeyboardInterrupt):
         run()
     for number in "12":
+        assert (tmp_path / number).exists(), "its cell never began"
         executed = nbformat.read(tmp_path / "executed" / f"{number}_rows.ipynb", as_version=4)
         assert [len(cell.outputs) for cell in executed.cells[1:]] == [1, 0, 0]
     assert not (tmp_path / "executed" / "3_rows.ipynb").exists()

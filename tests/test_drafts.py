@@ -343,6 +343,14 @@ def test_the_draft_model_stops_at_the_end_of_its_context_and_of_its_memory():
     assert len(proposer.propose(short, 2)) == 2, "the other sequence makes room"
 
 
+def test_a_draft_model_changes_no_token_and_saves_passes():
+    engine, plain = (Engine(config=EngineConfig(max_batch_size=16, speculative=one)) for one in ("draft", None))
+    params = [SamplingParams(30, temperature=0.8 * (row % 2), seed=2) for row in range(len(PROMPTS))]
+    outputs, expected = engine.generate(PROMPTS, params), plain.generate(PROMPTS, params)
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+    assert engine.trace.forward_passes < plain.trace.forward_passes
+
+
 def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match="The embedded draft model has another tokenizer than the model"):
         Engine(*random_pair("gpt2"), EngineConfig(speculative="draft"))

@@ -119,6 +119,17 @@ def test_a_replica_that_starts_and_is_not_wanted_any_more_never_gets_ready():
     assert [one.state for one in replicas.members] == [READY, READY]
 
 
+def test_a_replica_that_drains_is_not_wanted_again_and_without_room_another_starts_once_it_is_gone():
+    replicas = Replicas(wanted=2, cores=2)
+    replicas.settle()
+    for replicas.wanted in (1, 2):
+        replicas.change()
+        assert [one.state for one in replicas.members] == [READY, DRAINING]
+    replicas.end_draining()
+    replicas.free_cores()
+    assert next_change(replicas.members, 2, 0, replicas.has_room, replicas.load) == Start(1)
+
+
 # --- how many there should be ---------------------------------------------------------------------------------------
 
 

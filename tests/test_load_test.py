@@ -33,7 +33,7 @@ from helpers.load_test import (
     texts,
     token_ids,
 )
-from helpers.load_test.__main__ import main
+from helpers.load_test.__main__ import LoadOptions, _draw, main
 from helpers.load_test.client import ChunkReader, EventStream
 from helpers.load_test.sweep import table
 from helpers.request import Request
@@ -564,9 +564,11 @@ def test_a_sweep_of_a_server_with_two_lanes_finds_its_capacity_and_overload():
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_table_of_a_sweep_marks_the_knee():
+def test_a_table_and_a_picture_of_a_sweep_mark_the_knee(tmp_path):
     results = [made(1, 1, 1), made(4, 1.1, 4), made(8, 1.5, 6), made(16, 4, 6.8)]
     assert ["<- knee" in line for line in table(results).splitlines()] == [False, False, False, True, False]
+    _draw(results, LoadOptions(sweep=[1, 4, 8, 16], picture=str(tmp_path / "out.svg")))
+    assert "knee of p50 at 12 and 1.5" in (tmp_path / "out.svg").read_text()
 
 
 def test_the_timeline_of_a_request_shows_its_latencies():

@@ -57,7 +57,7 @@ def test_balanced_admits_when_enough_requests_wait_or_the_first_has_waited_too_l
 # --- the queue --------------------------------------------------------------------------------------------------------
 
 
-def aging(iterations: int) -> Priority:
+def aging_policy(iterations: int) -> Priority:
     """Return the policy with another number of iterations for a level."""
     policy = Priority()
     policy.aging = iterations
@@ -66,7 +66,7 @@ def aging(iterations: int) -> Priority:
 
 ORDERS = [(policy(), KEYS[name]) for name, policy in POLICIES.items()]
 
-ORDERS += [(aging(n), lambda one, _, n=n: one.priority - one.waited // n) for n in (1, 3)]
+ORDERS += [(aging_policy(n), lambda one, _, n=n: one.priority - one.waited // n) for n in (1, 3)]
 
 
 def check_queue(queue: WaitingQueue, expected: list[Sequence], added_at: dict[Sequence, int]) -> None:
@@ -114,20 +114,30 @@ def test_every_order_is_that_of_sorting_the_whole_list(actions):
 # --- starvation -------------------------------------------------------------------------------------------------------
 
 
+def iterations_until_finished(policy, level: int) -> int:
+    """Run a request of a priority on one row, while a more urgent one (0) of one token arrives in every iteration."""
+    simulation = Simulation(policy, rows=1, tokens=8)
+    simulation.add(2, 1, "urgent", 0)
+    patient = simulation.add(3, 1, "patient", level)
+    for iteration in range(100):
+        simulation.step()
+        if patient in simulation.finished:
+            return iteration
+        simulation.add(2, 1, f"urgent {iteration}", 0)
+    pytest.fail("it starves")
+
+
 @pytest.mark.parametrize("aging", [1, 3, 10])
 @pytest.mark.parametrize("level", [1, 2, 5])
 def test_a_waiting_request_becomes_more_urgent_so_that_none_starves(aging, level):
     # Every `aging` iterations count as a level. After aging * level of them, the request is as urgent as new ones and
     # arrived before them. At most one request of its level arrived earlier, since one arrives and one ends at a time.
-    policy = Priority()
-    policy.aging = aging
-    simulation = Simulation(policy, rows=1, tokens=8)
-    simulation.add(2, 1, "urgent", 0)
-    patient = simulation.add(3, 1, "patient", level)
-    while patient not in simulation.finished:
-        simulation.step()
-        simulation.add(2, 1, f"urgent {len(simulation.plans)}", 0)
-    assert aging * (level - 1) < len(simulation.plans) - 1 <= aging * level + 1
+    assert aging * (level - 1) < iterations_until_finished(aging_policy(aging), level) <= aging * level + 1
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "balanced", "static"])
+def test_in_order_of_arrival_no_request_starves_whatever_the_priorities(policy):
+    assert iterations_until_finished(policy, 5) <= 2
 
 
 # --- names and objects ------------------------------------------------------------------------------------------------

@@ -25,12 +25,13 @@ def family(request):
 
 @of_every_family
 def test_chunks_preemptions_and_caching_change_no_token(family):
-    """The families take the linear backends in turn. In test_speculation.py, PyTorch computes everything."""
-    others = [name for name in available_backends(torch.float32) if name != "pytorch"] or ["auto"]
+    """The families take the linear backends in turn. With "pytorch", PyTorch computes attention, too."""
+    backends = available_backends(torch.float32)
     alone = reference(family)
     requests, expected = alone.requests[:8] * 2, alone.tokens[:8] * 2  # every request arrives twice
-    backend = others[FAMILIES.index(family) % len(others)]
-    tokens, engine = serve_ragged(alone.model, requests, seed=0, linear_backend=backend)
+    backend = backends[FAMILIES.index(family) % len(backends)]
+    settings = {"kernels": False if backend == "pytorch" else None, "linear_backend": backend}
+    tokens, engine = serve_ragged(alone.model, requests, seed=0, **settings)
     assert tokens == expected
     events = engine.scheduler
     assert events.num_preempted > 3 and events.num_partial_chunks > 10 and events.num_cached_tokens > 20

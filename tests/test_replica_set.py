@@ -156,6 +156,11 @@ def test_an_autoscaler_sees_all_unfinished_requests_and_pays_for_replicas_from_t
             [(0.0, 0.0, 7.0), (0.0, 0.0, 4.0)],
             id="one that drains ends its requests and gets no others",
         ),
+        pytest.param(  # drained at 1.0; when three are wanted, two start at 2.0, one of which stops before it is ready
+            [(0.0, 1, 9), (0.0, 1, 9)], 2, {"autoscaler": (1, 3, 2), "start_seconds": 3.0},
+            [(0.0, 0.0, 9.0), (0.0, 0.0, 9.0), (2.0, 5.0, 9.0), (2.0, 5.0, 3.0)],
+            id="one that drains is not wanted again: new ones start",
+        ),
         pytest.param(
             [(0.0, 1, 9), (0.0, 1, 9)], 2, {"autoscaler": (1,), "failures": [(2.5, 1)]},
             [(0.0, 0.0, 9.0), (0.0, 0.0, 3.0)],

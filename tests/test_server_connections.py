@@ -246,6 +246,13 @@ def test_a_short_response_is_one_write(writes, request_line, status, end):
         assert write.startswith(b"HTTP/1.1 " + status) and write.endswith(end)
 
 
+def test_the_head_of_a_stream_is_sent_before_its_first_event(writes):
+    with serving() as server:
+        RawConnection.posting(server, body(OWL, 2, stream=True)).read_until(b"[DONE]")
+        assert writes[0].startswith(b"HTTP/1.1 200 ") and writes[0].endswith(b"\r\n\r\n")
+        assert b"data: " in writes[1]
+
+
 # --- a limit of connections -----------------------------------------------------------------------------------------
 
 

@@ -314,7 +314,7 @@ def test_a_complete_text_ends_even_if_other_parameters_exclude_eos():
     assert allowed(state, [a, b], scores) == [0]
 
 
-def test_parameters_that_exclude_all_that_the_grammar_allows_are_an_error_of_their_request_only(embedded):
+def test_a_mask_that_leaves_no_token_is_an_error():
     tokenizer = byte_tokenizer()
     state = GrammarState(compiled(tokenizer, regex="ab?"), 0)
     scores = torch.zeros(264)
@@ -323,6 +323,18 @@ def test_parameters_that_exclude_all_that_the_grammar_allows_are_an_error_of_the
         state.change([], scores)
     with pytest.raises(ValueError, match="cannot be continued"):
         state.change(tokenizer("x")["input_ids"], scores)
+
+
+def test_a_text_that_has_left_its_grammar_fails_alone(embedded):
+    engine, ended = Engine(*embedded), {}
+    (expected,) = engine.generate(PROMPTS[0], SamplingParams(8))
+    beside = engine.add_request(PROMPTS[0], SamplingParams(8))
+    letters_only = embedded[1]("abc", add_special_tokens=False)["input_ids"]
+    left_it = engine.add_request(PROMPTS[1], structured(9, 0, regex="[0-9]+"), generated={0: letters_only})
+    while engine.has_unfinished_requests():
+        ended |= {output.request_id: output for output in engine.step()}
+    assert ended[left_it].finish_reason == "error" and "cannot be continued" in ended[left_it].error
+    assert (ended[beside].token_ids, ended[beside].error) == (expected.token_ids, None)
 
 
 # --- in company -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import threading
 from contextlib import asynccontextmanager
+from unittest.mock import patch
 
 import httpx
 
@@ -18,7 +19,6 @@ from helpers.simulator import Simulator
 from tests.support.gated_thread import wait_until
 
 ENOUGH = 10_000  # permits
-replica_module.HEARTBEAT = 0.02  # a drained replica ends with its next report, for which most tests would wait
 
 
 class LocalReplica:
@@ -112,15 +112,16 @@ async def running(
     )
     client.started, client.seen, client.may_start = started, [], may_start
     client.observers.append(lambda outputs, snapshot: client.seen.append((outputs, snapshot)))
-    client.start()
-    await wait_until(lambda: len(client.replicas) == num_replicas)
-    try:
-        yield client
-    finally:
-        await client.stop()
-        for one in started:
-            one.kill()
-            await one.replica.stop()
+    with patch.object(replica_module, "HEARTBEAT", 0.02):  # a drained replica ends with its next report
+        client.start()
+        await wait_until(lambda: len(client.replicas) == num_replicas)
+        try:
+            yield client
+        finally:
+            await client.stop()
+            for one in started:
+                one.kill()
+                await one.replica.stop()
 
 
 def http_client(client: ReplicaClient, **options) -> httpx.AsyncClient:

@@ -108,7 +108,7 @@ class Client:
             if response.status in (429, 503):
                 error = (await response.json())["error"]
                 has_reason = (response.status, error["code"]) in ((429, "queue_full"), (503, "too_many_connections"))
-                is_explained = has_reason and 1 <= int(response.headers["Retry-After"]) <= 60
+                is_explained = has_reason and response.headers["Retry-After"] == "1"
                 return "refused" if is_explained else f"refused without a reason: {error}"
             if response.status != 200:
                 return f"status {response.status}: {await response.text()}"
