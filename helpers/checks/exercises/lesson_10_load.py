@@ -50,7 +50,7 @@ def are_poisson_arrivals(arrivals: Callable, seed: int) -> str | None:
         if not 0.85 < spread < 1.15:
             what = "at fixed intervals" if spread < 0.05 else "at intervals that are too even"
             return f"sends {what if spread < 1 else 'too irregularly'}: draw exponential gaps. {EVEN}"
-        if max(gaps) * rate < 4 or sum(gap * rate < 0.1 for gap in gaps) < 0.05 * len(gaps):
+        if max(gaps) * rate < 4.5 or sum(gap * rate < 0.1 for gap in gaps) < 0.05 * len(gaps):
             return (
                 "sends at too few very short or very long intervals. Of exponential gaps, 10% are shorter than a tenth "
                 "of the mean, and 2% are longer than four times the mean"

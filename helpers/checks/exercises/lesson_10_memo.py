@@ -1,6 +1,6 @@
 """The design memo: three numbers, judged by what becomes of the requests of a trace. Any numbers may be right.
 
-A grade runs another trace of the same kind. The memo's text is graded by the instructor.
+A grade runs another trace of the same kind, too. The memo's text is graded by the instructor.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """The eviction contest: one function, judged four times, by the four rules in the task's text. Any one may be right.
 
-A grade runs traces of the same kind with other texts, lengths and orders.
+A grade also runs traces of the same kind with other texts, lengths and orders.
 """
 
 from collections.abc import Callable
