@@ -23,6 +23,7 @@ from answers import RIGHT, WRONG
 from helpers import load_model
 from helpers.checks import calling, check
 from helpers.checks.calling import Question, answer
+from helpers.checks.capacity import run_design
 from helpers.checks.comparing import difference
 from helpers.checks.examining import examine
 from helpers.checks.exercise import Exercise
@@ -131,6 +132,11 @@ def test_no_rounding_decides_whether_an_answer_is_right(task):
     for seed in (42, 201, 540):
         for function in RIGHT[task].values():
             assert verdict_on(DECLARED[task], function, seed).passed
+
+
+def test_a_design_that_fails_on_the_practice_trace_fails_a_grade_on_a_kinder_one():
+    assert run_design(24, 64, 100, seed=6).in_time >= 120 > run_design(24, 64, 100).in_time
+    assert not verdict_on(EXERCISES["design"], lambda: (24, 64, 100), seed=6).passed
 
 
 def test_every_task_has_right_answers_in_two_styles_and_wrong_ones():

@@ -124,9 +124,11 @@ WRONG["evict_chats"] |= {
 RIGHT["design"] |= {"few_rows": lambda: (8, 128, 0), "numpy_s_numbers": lambda: [np.int64(14), 128, np.int32(1)]}
 RIGHT["design_in_time"] |= {"fourteen_rows": lambda: (14, 128, 1), "no_queue": lambda: (14, 150, 0)}
 WRONG["design"] |= {
-    "requests stall for more than 4 units": lambda: (14, 512, 1),
+    "Most of the others stall for more than 4 units": lambda: (14, 512, 1),
+    "requests stall for more than 4 units": lambda: (20, 150, 1),
     "serves 23 of 240 requests in time, where 50% are asked for": lambda: (1, 20, 0),
     "serves 27 of 240 requests": lambda: (24, 24, 240),
+    "serves 105 of 240 requests in time": lambda: (24, 64, 100),  # 50% on a third of the other traces
     "tokens is a float": lambda: (14, 128.0, 1),
     "max_queue is a bool": lambda: (14, 128, True),
     "should return three ints": lambda: (14, 128),

@@ -74,6 +74,8 @@ WRONG["poisson_arrivals"] |= {
     "should return a list of times, but returned a filter": lambda phases, random: filter(None, [1.0]),
     "at fixed intervals": wrong_gaps(lambda rate, random: 1 / rate),
     "at intervals that are too even": wrong_gaps(lambda rate, random: random.uniform(0, 2 / rate)),
+    "too few very short": wrong_gaps(lambda rate, random: random.lognormvariate(-math.log(rate * 2**0.5), 0.8326)),
+    "or very long intervals": wrong_gaps(lambda rate, random: min(random.expovariate(rate), 3.9 / rate)),
     "The mean gap is 1 / rate": wrong_gaps(lambda rate, random: random.expovariate(1 / rate)),
     "a rate belongs to its phase": wrong_gaps(lambda rate, random: random.expovariate(1)),
     "their number is random, too": exactly_as_many,

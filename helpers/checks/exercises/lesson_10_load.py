@@ -47,9 +47,14 @@ def are_poisson_arrivals(arrivals: Callable, seed: int) -> str | None:
             )
         gaps = [later - time for time, later in pairwise(times)]
         spread = pstdev(gaps) * rate  # of exponential gaps: 1
-        if not 0.85 < spread < 1.15:
+        if not 0.85 < spread < 1.25:
             what = "at fixed intervals" if spread < 0.05 else "at intervals that are too even"
             return f"sends {what if spread < 1 else 'too irregularly'}: draw exponential gaps. {EVEN}"
+        if max(gaps) * rate < 4.5 or sum(gap * rate < 0.1 for gap in gaps) < 0.05 * len(gaps):
+            return (
+                "sends at too few very short or very long intervals. Of exponential gaps, 10% are shorter than a tenth "
+                "of the mean, and 2% are longer than four times the mean"
+            )
     counts = list(map(len, times_of([(2.0, 1.0)] * SHORT)))
     if pstdev(counts) < 1:  # sqrt(2)
         return f"sends nearly the same number of requests in every phase. {EVEN}, so their number is random, too"

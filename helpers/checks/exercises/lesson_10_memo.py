@@ -1,6 +1,6 @@
 """The design memo: three numbers, judged by what becomes of the requests of a trace. Any numbers may be right.
 
-A grade runs another trace of the same kind. The memo's text is graded by the instructor.
+A grade runs another trace of the same kind, too. The memo's text is graded by the instructor.
 """
 
 from collections.abc import Callable
@@ -17,22 +17,23 @@ MANY_RECOMPUTED = 4000  # tokens, about a fifth of all prompts
 
 
 def _judge(design: Callable, seed: int, least: float, most_stalled: float) -> Passed:
-    """Pass a design with few requests that stall, and enough that meet both limits."""
+    """Pass a design with enough requests that meet both limits, and few that stall."""
     numbers = design()
     if not isinstance(numbers, list | tuple) or len(numbers) != 3:
         raise Wrong(f"should return three ints, rows, tokens and max_queue, but returned {kind(numbers)}.")
-    counts = run_design(*numbers, seed)
-    if counts.stalled > most_stalled * REQUESTS:
-        raise Wrong(
-            f"lets {counts.stalled} of {REQUESTS} requests stall for more than {GAP} units between two tokens; at most "
-            f"{most_stalled:.0%} are allowed. What does an iteration with a full budget cost, and what does a "
-            "preempted request wait for?"
-        )
-    if counts.in_time < least * REQUESTS:
-        raise Wrong(
-            f"serves {counts.in_time} of {REQUESTS} requests in time, where {least:.0%} are asked for. Most of the "
-            f"others {_why(counts)}? On this trace: {counts}."
-        )
+    for one in sorted({0, seed}):  # what fails on the practice trace does not pass on another by luck
+        counts = run_design(*numbers, one)
+        if counts.in_time < least * REQUESTS:
+            raise Wrong(
+                f"serves {counts.in_time} of {REQUESTS} requests in time, where {least:.0%} are asked for. Most of the "
+                f"others {_why(counts)}? On this trace: {counts}."
+            )
+        if counts.stalled > most_stalled * REQUESTS:
+            raise Wrong(
+                f"lets {counts.stalled} of {REQUESTS} requests stall for more than {GAP} units between two tokens; at "
+                f"most {most_stalled:.0%} are allowed. What does an iteration with a full budget cost, and what does a "
+                "preempted request wait for?"
+            )
     return Passed(f"On this trace: {counts}.")
 
 

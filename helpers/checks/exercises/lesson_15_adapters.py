@@ -162,7 +162,7 @@ def cached_blocks(events, block_size):
 
 TEXT = [7, 3, 9, 1, 4, 4, 0]
 LOADED = [("load", "red", "A1"), ("load", "blue", "B2")]
-RED, BLUE, PINK, BASE = [("request", name, TEXT) for name in ("red", "blue", "pink", None)]
+RED, BLUE, PINK, OLD, BASE = [("request", name, TEXT) for name in ("red", "blue", "pink", "old", None)]
 UNLOAD, UPDATE = ("unload", "red"), ("update",)
 ANOTHER, SAME = [UNLOAD, ("load", "red", "C3")], [UNLOAD, LOADED[0]]
 OTHERS = [[7, 3, 9, 1, 5, 5, 5], [8, 3, 9, 1, 4, 4], [7, 3], [7]]
@@ -186,7 +186,7 @@ def _drawn(random):
 cached_blocks.table([
     ([BASE, BASE], 3), ([*LOADED, RED, RED, BLUE, BLUE, BASE, BASE, RED], 2), ([*LOADED, BASE, RED, BLUE, RED], 2),
     ([*LOADED, RED, BASE, BLUE], 2), ([LOADED[0], RED, BASE, LOADED[1], RED, BASE], 2),
-    ([LOADED[0], ("load", "blue", "A2"), ("load", "pink", "A"), ("load", "old", "A1A"), RED, BLUE, PINK, RED], 2),
+    ([LOADED[0], ("load", "blue", "A2"), ("load", "pink", "A"), ("load", "old", "A1A"), RED, OLD, BLUE, PINK, RED], 2),
     ([*LOADED, RED, *ANOTHER, RED, RED, BLUE], 2),
     ([*LOADED, RED, BLUE, *ANOTHER, RED, *SAME, RED, BLUE], 2),
     ([*LOADED, ("load", "pink", "A1"), RED, PINK, UNLOAD, PINK], 3),

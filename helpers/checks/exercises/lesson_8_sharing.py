@@ -107,7 +107,7 @@ def _(random):
         ([[300, 4000, 5], [3004, 0, 5], [300, 4000, 6], [3, 4000, 5]], 1, "xxxx", "ids of several digits"),
         ([pair for n in (1, 10, 31, 100, 256, 257, 1000, 50257) for pair in ([0, n], [n, 0])], 2, "x" * 16, "ids of 0"),
         ([a + b + c + d + a, start + b + c + d + a, a + b + c + d + b], 2, "xxx", "texts of 10 blocks"),
-        ([[n] for n in range(2500)], 1, "x" * 2500, "2,500 short texts"),
+        ([[n * n % 9973, n] for n in range(2500)], 2, "x" * 2500, "2,500 short texts"),
         ([[7, 3]] * 8, 2, ["x", "X", "xy", "yx", "x ", " x", "z" * 40 + "x", "z" * 40 + "y"], "a text, eight salts"),
         ([[1, 2, 3, 4], [2, 1, 4, 3], [1, 4, 3, 2], [2, 2, 3, 3], [1, 2, 4, 3], [6, 1, 1, 4]], 2, "xxxxxx", "sums"),
         ([a + b, a + b, a, a + c], 4, "xyyx", "a text with two salts"),
