@@ -44,9 +44,11 @@ def test_special_tokens_that_a_normalizer_would_lengthen_are_within_the_bound(no
         assert 0 < TokenLength(tokenizer).least_tokens(text) <= len(tokenizer(text)["input_ids"])
 
 
-def test_a_tokenizer_that_does_not_spell_bytes_has_no_bound():
-    letters = tokenizer_of("letters")  # its unknown characters have no token
-    for unbounded in (letters, Slow(byte_tokenizer()), None):
+def test_a_tokenizer_that_may_lose_characters_has_no_bound():
+    letters, spaces = tokenizer_of("letters"), byte_tokenizer()  # unknown characters have no token in `letters`
+    spaces.backend_tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    assert len(spaces(" " * 500 + "<mask>")["input_ids"]) < 5
+    for unbounded in (letters, spaces, Slow(byte_tokenizer()), None):
         assert TokenLength(unbounded).max_characters is None
         assert TokenLength(unbounded).least_tokens("x" * 1000) == 0
 

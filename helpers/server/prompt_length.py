@@ -4,8 +4,9 @@ Tokenizing a megabyte takes about a second. But no token holds more characters t
 so the length of a text gives a lower bound on its tokens. vLLM refuses long prompts by the same bound
 (`max_chars_per_token`).
 
-The bound requires a tokenizer that spells unknown characters in bytes. For any other one there is no bound, since one
-unknown token may stand for a text of any length.
+The bound requires a tokenizer that spells unknown characters in bytes, and special tokens that take no spaces beside
+them. For any other one there is no bound, since one token may stand for a text of any length. We assume without a check
+that the tokenizer uses its bytes for unknown characters, and that none of its stages strips or drops spaces.
 """
 
 import functools
@@ -55,10 +56,12 @@ class TokenLength:
         spellings = set(ByteLevel.alphabet()), {f"<0x{byte:02X}>" for byte in range(256)}
         self._normalizer = None if backend is None else backend.normalizer
         self.max_characters: int | None = None
-        if any(vocabulary.keys() >= spelling for spelling in spellings):
+        added = [] if backend is None else backend.get_added_tokens_decoder().values()
+        takes_spaces = any(token.lstrip or token.rstrip for token in added)
+        if not takes_spaces and any(vocabulary.keys() >= spelling for spelling in spellings):
             # A token of bytes is spelled with one character per byte, and no character has less than a byte. Special
             # tokens are found before normalization, but `least_tokens` normalizes them, too.
-            special = (self._normalized(token.content) for token in backend.get_added_tokens_decoder().values())
+            special = (self._normalized(token.content) for token in added)
             self.max_characters = max(map(len, [*vocabulary, *special]))
 
     def least_tokens(self, text: str) -> int:
