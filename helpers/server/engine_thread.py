@@ -59,7 +59,6 @@ class EngineThread(EngineClient):
         self._inbox.put(None)
         if self._worker is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._worker.end)
-            self._worker = None  # another `start` needs another one
         self.engine.outputs.output_type = RequestOutput
         self.prompt_tokenizer.shutdown()
 

@@ -26,7 +26,13 @@ class WorkerThread:
         self._thread.start()
 
     def submit(self, function: Callable[[], Any]) -> Future:
-        """Call a function once those before it have returned, and return the future of its result."""
+        """Call a function once those before it have returned, and return the future of its result.
+
+        Raises:
+            RuntimeError: the thread has ended.
+        """
+        if not self._thread.is_alive():
+            raise RuntimeError("The thread has ended and calls no more functions: make another WorkerThread.")
         future = Future()
         self._calls.put((function, future))
         return future
