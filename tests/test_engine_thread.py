@@ -14,6 +14,7 @@ from helpers.server.http_errors import EngineFailed, QueueFull, ShuttingDown
 from helpers.server.output_delta import OutputDelta
 from helpers.server.response_stream import choice_name
 from helpers.server.snapshot import MAX_NAMED
+from helpers.server.worker_thread import WorkerThread
 from tests.support.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
 from tests.support.serving import PATIENCE
 
@@ -172,3 +173,11 @@ async def test_a_request_that_is_being_validated_when_draining_begins_is_refused
             await submitting
         await draining
         assert is_empty(thread)
+
+
+def test_a_worker_that_has_ended_refuses_functions():
+    """Otherwise their futures would never have a result, and waiting for it would never end."""
+    worker = WorkerThread()
+    worker.end()
+    with pytest.raises(RuntimeError, match="has ended"):
+        worker.submit(print)
