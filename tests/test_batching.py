@@ -179,17 +179,11 @@ def test_eos_ends_a_row_and_is_not_part_of_its_text_even_if_it_is_no_special_tok
         ([], "no requests"),
         ([("ab", 2), ("", 2)], "text of at least one character"),
         ([("ab", 1), (" ", 2)], "has no tokens"),  # this tokenizer drops spaces
-        ([("ab", 2), (None, 2)], "text of at least one character"),
         ([("ab", 2), ("c", 0)], "max_tokens is a whole number of at least 1, not 0"),
-        ([("ab", 2), ("c", -3)], "max_tokens is a whole number of at least 1, not -3"),
         ([("ab", 2), ("c", 2.0)], "max_tokens is a whole number of at least 1, not 2.0"),
-        ([("ab", 2), ("c", "5")], "max_tokens is a whole number of at least 1, not '5'"),
-        ([("ab", 2), ("c", None)], "max_tokens is a whole number of at least 1, not None"),
         ([("ab", 2), ("abc", 14)], r"3 prompt tokens and max_tokens 14, 17 in all, but the model's context is 16"),
         ([Request("ab", 2, "x"), Request("c", 1, "y"), Request("d", 1, "x")], r"must be unique.*\['x'\]"),
         ([("ab", 2), "cde"], r"A request is a \(prompt, max_tokens\) tuple or a Request, not 'cde'"),
-        ([("ab", 2), ("c",)], "A request is a"),
-        ([("ab", 2), 7], "A request is a"),
         (("ab", 2), "A request is a .* tuple or a Request, not 'ab'"),  # one request in place of a list
     ],
 )
@@ -214,13 +208,6 @@ def test_merging_two_rows_of_one_request_names_the_request(letters):
     first = run([Request("abc", 5, "x"), Request("d", 5, "y")], *letters, steps=1)
     second = run([Request("ef", 5, "z"), Request("g", 5, "y")], *letters, steps=1)
     with pytest.raises(ValueError, match=r"unique in a batch; both batches have \['y'\]"):
-        merge_batches(first, second)
-
-
-def test_merging_batches_of_different_models_is_refused(letters, random_pairs):
-    first = run([("abc", 5)], *letters, steps=1)
-    second = run([("Look before", 5)], *random_pairs, steps=1)
-    with pytest.raises(ValueError, match="made by different models"):
         merge_batches(first, second)
 
 

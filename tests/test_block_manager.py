@@ -57,12 +57,6 @@ def accounts(blocks: BlockManager):
     return tables, computed, list(blocks.references), list(blocks.copies), blocks.available, blocks.unused_tokens
 
 
-@pytest.mark.parametrize(("blocks", "block_size"), [(0, 4), (-1, 4), (4, 0)])
-def test_memory_without_blocks_or_tokens_is_refused(blocks, block_size):
-    with pytest.raises(ValueError, match=f"at least 1 block of at least 1 token, not {blocks} of {block_size}"):
-        BlockManager(blocks, block_size)
-
-
 # --- prefixes -------------------------------------------------------------------------------------------------------
 
 
@@ -111,16 +105,6 @@ def test_a_running_sequence_shares_its_prefix_as_soon_as_its_next_tokens_are_all
     assert [blocks.references[block] for block in shared] == [1, 1] and blocks.used == 3
     blocks.free(other)
     assert blocks.used == 0
-
-
-def test_a_sequence_that_is_recomputed_is_shared_again_although_its_blocks_were_evicted():
-    blocks, one, other = BlockManager(3, 2), sequence("aabbc"), sequence("xxyyz")
-    for preempted in (one, other):
-        compute(blocks, preempted)
-        blocks.free(preempted)
-    compute(blocks, one)
-    generate(blocks, one, "d")
-    assert blocks.cached_tokens(sequence("aabb!")) == 4
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------

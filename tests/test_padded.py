@@ -145,21 +145,3 @@ def test_whatever_is_special_about_a_family_prompts_can_be_computed_in_chunks(na
     row_steps = [row for iteration in engine.trace.passes for row in iteration.row_steps]
     prefills = Counter(row.request_id for row in row_steps if row.work == "prefill")
     assert max(prefills.values()) >= 2, "no prompt was computed in chunks"
-
-
-def test_rows_that_could_not_be_dropped_are_dropped_later(monkeypatch):
-    engine = Engine(CountingModel(40, 99), letter_tokenizer(), EngineConfig(execution="padded"))
-    for name, most in (("a", 2), ("b", 6), ("c", 9)):
-        engine.add_request(name, SamplingParams(most), name)
-    engine.step()
-    while len(engine.running) == 3:
-        engine.step()
-
-    def no_memory(*_):
-        raise RuntimeError("out of memory")
-
-    with monkeypatch.context() as patch:  # "a" has ended, and its row is to be dropped
-        patch.setattr("helpers.runners.padded.select_rows", no_memory)
-        assert {output.finish_reason for output in engine.step()} == {"error"}
-    engine.generate("d", SamplingParams(2))
-    assert engine.step() == [] and engine.runner._decoding is None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from helpers.engine import POLICIES, Balanced, EngineConfig, FirstComeFirstServed, Priority, Scheduler, Sequence
+from helpers.engine import POLICIES, Balanced, FirstComeFirstServed, Priority, Sequence
 from helpers.engine.policies import WaitingQueue, make_policy, merged
 from tests.simulation import KEYS, Simulation, queue_of
 
@@ -141,13 +141,6 @@ def test_in_order_of_arrival_no_request_starves_whatever_the_priorities(policy):
 
 
 # --- names and objects ------------------------------------------------------------------------------------------------
-
-
-def test_a_policy_is_given_by_name_or_as_an_object():
-    for name, policy in POLICIES.items():
-        assert type(make_policy(name)) is type(Scheduler(EngineConfig(policy=name)).policy) is policy
-    own = LastComeFirstServed()
-    assert make_policy(own) is own and Scheduler(EngineConfig(policy=own)).policy is own
 
 
 def test_a_policy_that_does_not_exist_is_refused():
