@@ -109,7 +109,7 @@ soak: $(STAMP)  ## overload a server with clients that misbehave, kill it twice,
 test-oldest: $(OLDEST)/.set-up  ## test caches, models and engine on the oldest supported transformers
 	PYTHONPATH=$(OLDEST) $(RUN) -m pytest $(addprefix tests/test_,$(addsuffix .py,$(OLDEST_TESTS)))
 
-support-matrix: $(OLDEST)/.set-up  ## measure every model family on both versions of transformers and write SUPPORT.md
+support-matrix: $(OLDEST)/.set-up  ## measure every model family on both versions of transformers, and write the table of SUPPORT.md
 	$(RUN) -m tests.tools.support_matrix
 
 bench: $(STAMP)  ## measure every installed engine in turn; needs an idle machine [ARGS="--dtype float32 bfloat16"]

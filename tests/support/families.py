@@ -1,19 +1,15 @@
 """The model families that the course supports: a small random model of each, and what is special about it.
 
 Each model is built from a config in a fraction of a second; nothing is downloaded. Its sizes make the special features
-matter: windows are shorter than the texts, there are fewer kv heads than query heads, and so on. `features` holds a
-check of each one, which takes the feature away and compares the logits. A row whose feature made no difference would
-prove nothing.
+matter: windows are shorter than the texts, there are fewer kv heads than query heads, and so on.
 
-The rows are in families.yaml. SUPPORT.md is written from them (`make support-matrix`).
+The rows are in families.yaml. The table in SUPPORT.md is written from them (`make support-matrix`).
 """
 
-import copy
 import functools
 import random
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -30,11 +26,10 @@ from helpers import (
     filter_batch,
     generate_next_token,
     init_batch,
-    kv_cache,
     merge_batches,
 )
 from helpers.engine import Scheduler
-from helpers.models import EMBEDDED, run_model
+from helpers.models import EMBEDDED
 from helpers.runners import why_not_ragged
 from helpers.tiny_model import corpus
 
@@ -55,13 +50,13 @@ class Family:
     Attributes:
         name: the row's name: the model type in transformers, with an addition where a type has several rows.
         stands_for: the published models of this architecture.
-        features: what is special about it; for each feature, a function that checks that it makes a difference.
+        features: what is special about it.
         config: model type and settings.
     """
 
     name: str
     stands_for: str
-    features: dict[str, Callable[["Family"], bool]]
+    features: str
     config: dict
 
     @property
@@ -346,150 +341,8 @@ def first_difference(expected: list[int], actual: list[int]) -> int | None:
     return next((index for index, (one, other) in pairs if one != other), None)
 
 
-# --- how to take a feature away ---------------------------------------------------------------------------------------
-
-
-def logits(model, move: Callable[[torch.Tensor], torch.Tensor] = lambda positions: positions) -> torch.Tensor:
-    """Return the logits [1, 40, vocabulary] of one pass over a text of 40 tokens, whose positions may be moved."""
-    ids = tokenizer()(prompts()[SIZES.index((40, 20))], return_tensors="pt")["input_ids"]
-    positions = move(torch.arange(ids.size(1))[None])
-    return run_model(model, input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions).logits
-
-
-def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether logits differ by over a hundredth of their range, a thousand times the effect of rounding."""
-    return bool((one - other).abs().max() > 0.01 * logit_range(one).max())
-
-
-def other_config(**changes):
-    """Return a check: the same weights with a changed config give other logits."""
-
-    def matters(family: Family) -> bool:
-        model, changed = build(family), build(replace(family, config=family.config | changes))
-        changed.load_state_dict(model.state_dict(), strict=False)
-        return differ(logits(model), logits(changed))
-
-    return matters
-
-
-def other_model(change: Callable[[torch.nn.Module], None]):
-    """Return a check: after a change in place, the model gives other logits."""
-
-    def matters(family: Family) -> bool:
-        model = build(family)
-        changed = copy.deepcopy(model)
-        with torch.no_grad():
-            change(changed)
-        return differ(logits(model), logits(changed))
-
-    return matters
-
-
-def other_modules(name: str, new: Callable[[torch.nn.Module], torch.nn.Module]):
-    """Return a check: with all modules of a name replaced, the model gives other logits."""
-
-    def change(model):
-        parents = [parent for parent in model.modules() if hasattr(parent, name)]
-        assert parents, f"no module is called {name}"
-        for parent in parents:
-            setattr(parent, name, new(getattr(parent, name)))
-
-    return other_model(change)
-
-
-def absolute_positions(family: Family) -> bool:
-    """Check that logits change if three pads count as positions."""
-    model = build(family)
-    return differ(logits(model), logits(model, lambda positions: positions + 3))
-
-
-def relative_positions(family: Family) -> bool:
-    """Check that three more positions before all tokens change nothing, and three in the middle change the logits."""
-    model = build(family)
-    shifted = logits(model, lambda positions: positions + 3)
-    with_gap = logits(model, lambda positions: positions + 3 * (positions > 20))
-    return not differ(logits(model), shifted) and differ(logits(model), with_gap)
-
-
-def cache_shows(ask: Callable[[list, AutoConfig], bool]):
-    """Return a check that looks at the layers of the model's cache and at its config."""
-
-    def matters(family: Family) -> bool:
-        model, cache = build(family), kv_cache.new()
-        one = torch.ones(1, 1, dtype=torch.long)
-        run_model(model, input_ids=one, attention_mask=one, past_key_values=cache, use_cache=True)
-        return ask(cache.layers, model.config)
-
-    return matters
-
-
-fewer_kv_heads = cache_shows(lambda layers, config: all(la.keys.size(1) < config.num_attention_heads for la in layers))
-narrower_values = cache_shows(lambda layers, _: all(layer.values.size(3) < layer.keys.size(3) for layer in layers))
-shared_keys = cache_shows(lambda layers, config: len(layers) < config.num_hidden_layers)
-
-
-def tied_head(family: Family) -> bool:
-    """Check that the LM head and the embedding share their weight."""
-    model = build(family)
-    return model.get_input_embeddings().weight is model.get_output_embeddings().weight
-
-
-def untied_head(family: Family) -> bool:
-    """Check that the LM head has a weight of its own."""
-    return not tied_head(family)
-
-
-def without_alibi(model) -> None:
-    """Set ALiBi's biases to 0; BLOOM and MPT have no setting for that."""
-    base = model.transformer
-    name = next(name for name in dir(base) if name.startswith("build_") and name.endswith("alibi_tensor"))
-    build_alibi = getattr(base, name)
-    setattr(base, name, lambda *args, **kwargs: 0 * build_alibi(*args, **kwargs))
-
-
-def offset_of_two(family: Family) -> bool:
-    """Check that the position table has two rows before the first position, and that two positions more matter."""
-    model = build(family)
-    table = model.model.decoder.embed_positions
-    moved = logits(model, lambda positions: positions + 2)
-    return table.num_embeddings == CONTEXT + 2 and differ(logits(model), moved)
-
-
 # --- the matrix -------------------------------------------------------------------------------------------------------
-
-no_alibi = other_model(without_alibi)
-
-
-def without(name: str):
-    """Return a check: without the modules of a name, the model gives other logits."""
-    return other_modules(name, lambda _: torch.nn.Identity())
-
-
-@other_model
-def no_sinks(model) -> None:
-    for layer in model.model.layers:
-        layer.self_attn.sinks.fill_(-1e4)
-
-
-def check_of(described: str | dict) -> Callable[[Family], bool]:
-    """Return the check that families.yaml describes: a name of this file, or one with its argument or settings."""
-    if isinstance(described, str):
-        return globals()[described]
-    ((name, argument),) = described.items()
-    return globals()[name](**argument) if isinstance(argument, dict) else globals()[name](argument)
-
-
-def family(name: str, stands_for: str, features: dict, config: dict) -> Family:
-    """Return a row of the matrix from an entry of families.yaml."""
-    checks = {feature: check_of(described) for feature, described in features.items()}
-    return Family(name, stands_for, checks, {"model_type": name.split(" ")[0]} | config)
 
 
 ROWS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))["families"]
-FAMILIES = [family(**row) for row in ROWS]
-
-REMOTE_CODE = {
-    "ChatGLM-6B, ChatGLM2-6B, ChatGLM3-6B": "take a successor: `glm` or `glm4`",
-    "Baichuan, Baichuan 2": "transformers has no successor: take `qwen2` or `llama`",
-    "Qwen (1)": "take a successor: `qwen2` or `qwen3`",
-}
+FAMILIES = [Family(**row | {"config": {"model_type": row["name"].split(" ")[0]} | row["config"]}) for row in ROWS]

@@ -1,65 +1,48 @@
-"""Measure every model family and write SUPPORT.md: `make support-matrix`, or `python -m tests.tools.support_matrix`.
+"""Measure every model family, and write the table of SUPPORT.md: `make support-matrix`.
 
 The rows come from families.py. The numbers are measured here, on the installed transformers and on the oldest that the
-course supports, which `make test-oldest` installs into build/oldest. test_families.py compares the page with the
-list, so that neither can change without the other.
+course supports, which `make test-oldest` installs into build/oldest.
 """
 
 import argparse
-import copy
 import json
-import logging
 import os
 import platform
+import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 import transformers
-from transformers import GenerationConfig
 
 from helpers import generate_continuous, generate_static
 from tests.support.families import (
-    BF16_MARGIN,
-    CONTEXT,
     FAMILIES,
-    REMOTE_CODE,
-    SIZES,
-    WINDOW,
     Family,
-    build,
     first_difference,
-    generate,
     logit_range,
     not_ragged_because,
     reference,
     serve_ragged,
     serve_through_verbs,
-    set_eos,
     tokenizer,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "SUPPORT.md"
 OLDEST = ROOT / "build" / "oldest"
-NO_ERROR = "**no error**"
 RAGGED, PADDED = "yes", "runs padded"
-CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def measure(family: Family, with_generate_batch: bool) -> dict[str, str]:
+def measure(family: Family) -> dict[str, str]:
     """Return the measured cells of a row, for this version of transformers."""
     if not family.available:
         return {"fp32": "not in this version", "bf16": "–", "ragged": "–"}
-    cells = {"fp32": exactness(family), "bf16": difference(family), "ragged": ragged_exactness(family)}
-    if with_generate_batch:
-        cells["generate_batch"] = compare_generate_batch(family)
-    return cells
+    return {"fp32": exactness(family), "bf16": difference(family), "ragged": ragged_exactness(family)}
 
 
 def exactness(family: Family) -> str:
@@ -103,53 +86,13 @@ def ragged_exactness(family: Family) -> str:
     return f"{RAGGED if equal == len(tokens) else '**wrong**'}: {equal} of {len(tokens)}"
 
 
-def compare_generate_batch(family: Family) -> str:
-    """Return how many of the same prompts get their own tokens from transformers' `generate_batch`.
-
-    It has one limit of tokens for all requests, chosen to fit the longest prompt. It puts all requests into one row, so
-    the model's context is made long enough for that row.
-    """
-    from transformers import ContinuousBatchingConfig
-
-    longer = {key: 64 * CONTEXT for key in CONTEXT_KEYS if key in family.config}
-    model = build(replace(family, config=family.config | longer))
-    set_eos(model, None)
-    limit = CONTEXT - max(size for size, _ in SIZES)
-    requests = [replace(request, max_tokens=limit) for request in reference(family).requests]
-    alone = [generate(model, request)[0] for request in requests]
-    settings = GenerationConfig(max_new_tokens=limit, do_sample=False, eos_token_id=10**6, pad_token_id=0)
-    cache = ContinuousBatchingConfig(page_size=16, num_blocks=64, max_batch_tokens=256)
-    ids = [tokenizer()(request.prompt)["input_ids"] for request in requests]
-    logging.disable(logging.CRITICAL)  # its results contain the errors, too
-    try:
-        results = copy.deepcopy(model).generate_batch(ids, settings, cache, warmup=False)
-    except ValueError as error:
-        return f"refuses: {short(error)}"
-    finally:
-        logging.disable(logging.NOTSET)
-    results = [results[name] for name in sorted(results, key=lambda name: int(name.rsplit("_", 1)[-1]))]
-    equal = sum(result.generated_tokens == tokens for result, tokens in zip(results, alone, strict=False))
-    errors = [result.error for result in results if result.error]
-    if equal == len(alone):
-        return f"exact: {equal} of {len(alone)}"
-    if len(results) < len(alone):
-        return f"{equal} of {len(alone)}, no results"
-    return f"{equal} of {len(alone)}, " + (f"error: {short(errors[0])}" if errors else NO_ERROR)
-
-
-def short(error) -> str:
-    """Return the beginning of an error's message, for a cell of the table."""
-    text = str(error).split(". ")[0].split(" at non-singleton")[0].replace("|", "\\|").strip().rstrip(".")
-    return text if len(text) < 70 else text[:67] + "..."
-
-
-def measure_all(with_generate_batch: bool) -> dict:
+def measure_all() -> dict:
     """Return all rows, measured on the installed transformers."""
     torch.set_num_threads(1)  # models of this size are faster without threads
     transformers.logging.set_verbosity_error()
     rows = {}
     for family in FAMILIES:
-        rows[family.name] = measure(family, with_generate_batch)
+        rows[family.name] = measure(family)
         print(f"transformers {transformers.__version__}  {family.name:16} {rows[family.name]}", file=sys.stderr)
     versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
     return versions | {"python": platform.python_version(), "rows": rows}
@@ -167,55 +110,18 @@ def measure_oldest() -> dict | None:
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
-TEMPLATE = Path(__file__).with_suffix(".md")
 MEASURED = ("fp32", "bf16", "ragged")
-HEADER = ["family", "published models", "special features"]
 
 
-def static_cells(family: Family) -> list[str]:
-    """Return the cells of a row that need no measurement."""
-    return [f"`{family.name}`", family.stands_for, ", ".join(family.features)]
-
-
-def remote_lines() -> list[str]:
-    """Return the list of models that exist only as remote code."""
-    return [f"- {names}" + (f" ({note})" if note else "") for names, note in REMOTE_CODE.items()]
-
-
-def page(newest: dict, oldest: dict) -> str:
-    """Return the text of SUPPORT.md, from the measurements on both versions of transformers."""
-    versions = [run["transformers"] for run in (newest, oldest)]
-    header = [*HEADER, *(f"{name}, {version}" for name in MEASURED for version in versions), "`generate_batch`"]
+def table(newest: dict, oldest: dict) -> str:
+    """Return the table of SUPPORT.md, from the measurements on both versions of transformers."""
+    columns = [f"{name}, {run['transformers']}" for name in MEASURED for run in (newest, oldest)]
+    header = ["family", "published models", "special features", *columns]
     lines = [header, ["---"] * len(header)]
     for family in FAMILIES:
-        new, old = newest["rows"][family.name], oldest["rows"][family.name]
-        measured = [row[name] for name in MEASURED for row in (new, old)]
-        lines.append([*static_cells(family), *measured, new.get("generate_batch", "–")])
-    prompt_tokens, max_tokens = zip(*SIZES, strict=True)
-    cells = {name: row["generate_batch"] for name, row in newest["rows"].items() if "generate_batch" in row}
-    right = [name for name, cell in cells.items() if cell.startswith("exact")]
-    silent = [f"`{name}`" for name, cell in cells.items() if NO_ERROR in cell]
-    return TEMPLATE.read_text(encoding="utf-8").format(
-        newest=versions[0],
-        oldest=versions[1],
-        table="\n".join(f"| {' | '.join(cells)} |" for cells in lines),
-        remote="\n".join(remote_lines()),
-        right=len(right),
-        rows=len(cells),
-        silent=len(silent),
-        silent_names=", ".join(silent),
-        failing=len(cells) - len(right) - len(silent),
-        torch=newest["torch"],
-        python=newest["python"],
-        window=WINDOW,
-        context=CONTEXT,
-        requests=len(SIZES),
-        shortest=min(prompt_tokens),
-        longest=max(prompt_tokens),
-        most=max(max_tokens),
-        limit=CONTEXT - max(prompt_tokens),
-        margin=BF16_MARGIN,
-    )
+        measured = [run["rows"][family.name][name] for name in MEASURED for run in (newest, oldest)]
+        lines.append([f"`{family.name}`", family.stands_for, family.features, *measured])
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def main() -> None:
@@ -224,13 +130,18 @@ def main() -> None:
         "--measure", action="store_true", help="print this version's measurements as JSON, write nothing"
     )
     if parser.parse_args().measure:
-        print(json.dumps(measure_all(with_generate_batch=False)))
+        print(json.dumps(measure_all()))
         return
     oldest = measure_oldest()
     if oldest is None:
         raise SystemExit("There is no build/oldest yet: run `make support-matrix`, which installs it first.")
-    PAGE.write_text(page(measure_all(with_generate_batch=True), oldest), encoding="utf-8")
-    print(f"wrote {PAGE.name}")
+    newest = measure_all()
+    versions = "Measured with transformers {}, torch {torch} and Python {python}, on the CPU.".format(
+        f"{newest['transformers']} and {oldest['transformers']}", **newest
+    )
+    page = re.sub(r"^\| family (?:.*\n\|)*.*\n", lambda _: table(newest, oldest), PAGE.read_text("utf-8"), flags=re.M)
+    PAGE.write_text(re.sub(r"^Measured with .*", versions, page, flags=re.M), encoding="utf-8")
+    print(f"wrote the table of {PAGE.name}")
 
 
 if __name__ == "__main__":
