@@ -19,7 +19,6 @@ from helpers.models import (
     default_pair,
     eos_token_ids,
     require_exact_logits,
-    require_kv_cache,
 )
 from tests.support.families import build, by_name
 
@@ -102,16 +101,6 @@ def test_a_model_without_keys_and_values_is_refused_with_the_name_of_one_that_ha
         load_model(tmp_path)
 
 
-def test_the_error_for_a_model_whose_forward_pass_fails_names_the_failure(monkeypatch):
-    def fail(input_ids):
-        raise RuntimeError("the sizes of two tensors differ")
-
-    model = random_pair("llama")[0]
-    monkeypatch.setattr(model, "forward", fail)
-    with pytest.raises(ValueError, match=r"does not keep keys and values.* failed: the sizes of two tensors differ"):
-        require_kv_cache(model)
-
-
 def test_a_model_whose_logits_are_not_numbers_behind_padding_is_refused():
     def spoil(_module, _arguments, inputs, output):
         if not inputs["attention_mask"].all():
@@ -170,18 +159,10 @@ def test_a_folder_without_one_of_the_weights_is_refused_since_transformers_would
 def test_settings_of_the_generation_config_that_change_greedy_tokens_cause_a_warning(tmp_path, caplog):
     save(random_pair("llama")[0], tmp_path)
     load_model(tmp_path)
-    neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "min_length": 0}
-    (tmp_path / "generation_config.json").write_text(json.dumps(neutral | {"suppress_tokens": []}))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.0, "suppress_tokens": []}))
     load_model(tmp_path)
     assert not caplog.records
-    changing = {
-        "encoder_no_repeat_ngram_size": 1,  # "encoder" stands for the prompt here
-        "encoder_repetition_penalty": 1.5,
-        "guidance_scale": 3.0,
-        "no_repeat_ngram_size": 3,
-        "repetition_penalty": 1.1,
-        "watermarking_config": {"bias": 9.0},
-    }
+    changing = {"no_repeat_ngram_size": 3, "repetition_penalty": 1.1}
     others = {"eos_token_id": 0, "temperature": 0.7, "do_sample": True}
     (tmp_path / "generation_config.json").write_text(json.dumps(changing | others))
     load_model(tmp_path)
@@ -200,16 +181,12 @@ def filled(text: str):
 WRONG_VALUE = "config.json has a wrong value"
 DAMAGES = {  # what happens to the files of a pattern, and the words of the error
     "config.json is not JSON": ("config.json", cut_in_half, r"config\.json .*valid JSON"),
-    "config.json is no object": ("config.json", filled("[]"), r"config\.json"),
-    "config.json has no type": ("config.json", filled("{}"), r"config\.json .*model_type"),
     WRONG_VALUE: ("config.json", filled('{"model_type": "gpt2", "n_head": "x"}'), r"config\.json .*n_head"),
     "there is no config.json": ("config.json", Path.unlink, r"config\.json .*does not exist"),
     "the weights are cut off": ("model.safetensors", cut_in_half, r"\(gpt2\)"),
     "there are no weights": ("model.safetensors", Path.unlink, r"\(gpt2\)"),
     "there is no tokenizer": ("tokenizer*", Path.unlink, r"tokenizer .*tokenizer\.json.*save_pretrained"),
-    "tokenizer.json is missing": ("tokenizer.json", Path.unlink, r"tokenizer .*save_pretrained"),
     "tokenizer.json is cut off": ("tokenizer.json", cut_in_half, r"tokenizer .*save_pretrained"),
-    "tokenizer_config.json is cut off": ("tokenizer_config.json", cut_in_half, r"tokenizer .*save_pretrained"),
 }
 
 

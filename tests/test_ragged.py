@@ -16,7 +16,7 @@ from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine import BlockManager, Chunk, Plan, Sequence
 from helpers.fast.linear_backends import available_backends
 from helpers.models import clone_sharing_weights
-from helpers.runners import PaddedRunner, RaggedRunner, choice, why_not_ragged
+from helpers.runners import PaddedRunner, RaggedRunner, why_not_ragged
 from helpers.runners.attention import AttentionMetadata, AttentionSettings, QuerySegment, attend_one, attend_row
 from tests.support.families import build, by_name, tokenizer
 
@@ -54,11 +54,6 @@ def expected(model, *texts: list[int]) -> torch.Tensor:
     """Return the logits that the model gives after each text, alone."""
     with torch.no_grad():
         return torch.cat([model(torch.tensor([text], device=model.device)).logits[0, -1:] for text in texts])
-
-
-def close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether logits differ by at most a hundred-thousandth of their range, which is rounding."""
-    return one.shape == other.shape and bool((one - other).abs().max() <= 1e-5 * (other.max() - other.min()))
 
 
 # --- what a query attends to ------------------------------------------------------------------------------------------
@@ -135,13 +130,6 @@ def test_the_head_is_computed_only_where_a_token_is_sampled(random_pairs):
     assert [shape[:-1].numel() for shape in inputs] == [0, 1, 2]
 
 
-def test_a_model_that_cannot_select_rows_computes_all_logits_and_the_right_ones_are_returned(llama):
-    run = Run(llama[0])
-    run.runner._selects_rows = False
-    one, other = new_sequence(*range(10, 17)), new_sequence(*range(30, 41))
-    assert close(run((other, 4), (one, 7)), expected(llama[0], one.token_ids))
-
-
 def test_every_iteration_is_one_forward_pass_over_all_its_tokens_without_padding(llama):
     engine, shapes = Engine(*llama, EngineConfig(**RAGGED, max_batch_size=3, max_tokens_per_step=20)), []
     hook = engine.runner.model.register_forward_hook(
@@ -158,12 +146,6 @@ def test_every_iteration_is_one_forward_pass_over_all_its_tokens_without_padding
 
 
 # --- the original model -----------------------------------------------------------------------------------------------
-
-
-def test_a_family_whose_config_requires_a_pad_token_runs_ragged():
-    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=257)
-    config = AutoConfig.for_model("modernbert-decoder", **sizes, local_attention=8, pad_token_id=0)
-    assert why_not_ragged(AutoModelForCausalLM.from_config(config).eval()) is None
 
 
 def test_an_engine_leaves_its_model_unchanged(random_pairs):
@@ -233,22 +215,6 @@ def test_a_model_that_does_not_come_from_transformers_runs_padded(letters):
     assert isinstance(Engine(*letters).runner, PaddedRunner)
 
 
-def test_a_trial_that_raises_is_a_reason_until_one_passes(monkeypatch):
-    model = build(by_name("llama"))
-
-    def fail(*_, **__):
-        raise RuntimeError("out of memory\nsecond line")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(choice, "_try_alone", fail)
-        assert why_not_ragged(model) == "a trial on a few tokens failed with RuntimeError: out of memory"
-    assert why_not_ragged(model) is None
-    monkeypatch.setattr(choice, "_try_alone", fail)
-    assert why_not_ragged(model) is None, "one trial is enough"
-    model.model.norm = torch.nn.RMSNorm(model.config.hidden_size)
-    assert "out of memory" in why_not_ragged(model), "a new module has not been tried"
-
-
 @pytest.mark.parametrize("window", [None, 100, 300])
 def test_a_long_prompt_reads_no_keys_that_all_its_queries_hide(llama, window):
     """Its segments end where their keys end, and together they are attention over all keys by the definition."""
@@ -272,11 +238,7 @@ def test_a_long_prompt_reads_no_keys_that_all_its_queries_hide(llama, window):
 
 WRONG = {
     "a query attends to the token behind it": lambda right: right.roll(1, dims=1) | right,
-    "a query does not attend to itself": lambda right: right & ~right.roll(-1, dims=0).roll(-1, dims=1),
     "every query attends to every key": lambda right: torch.ones_like(right),
-    "a query does not attend to the first token": lambda right: torch.cat(
-        [right[:, :1] & (right.sum(1) < 2)[:, None], right[:, 1:]], 1
-    ),
 }
 
 
@@ -308,15 +270,6 @@ def test_a_model_that_cannot_run_ragged_runs_padded_and_the_reason_is_logged_unl
     error = f'GPTJForCausalLM cannot run ragged: {NO_INTERFACE}. Use execution="padded" or "auto".'
     with pytest.raises(ValueError, match=error):
         Engine(*pair, EngineConfig(execution="ragged"))
-
-
-def test_a_model_that_can_run_ragged_does_so_unless_the_configuration_says_padded(llama, caplog):
-    with caplog.at_level(logging.INFO):
-        ragged, padded = (Engine(*llama, EngineConfig(execution=how)).runner for how in ("auto", "padded"))
-    assert isinstance(ragged, RaggedRunner) and ragged.not_ragged_because is None
-    assert isinstance(padded, PaddedRunner)
-    assert padded.not_ragged_because == 'the configuration says execution="padded"'
-    assert not caplog.messages, "what the user has asked for is not logged"
 
 
 def test_a_request_that_the_pool_can_never_hold_is_refused(llama):
