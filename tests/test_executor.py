@@ -6,7 +6,7 @@ The engines of test_ragged_exactness.py use it, too, for the families listed her
 import pytest
 import torch
 import transformers
-from conftest import PROMPTS, alone, spied
+from conftest import PROMPTS, alone
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
@@ -111,28 +111,9 @@ def gpt2(**settings) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(GPT2Config(**sizes, **settings)).eval()
 
 
-def test_what_a_layer_asks_of_attention_is_noted_on_the_trial():
-    if not OLDEST:  # transformers 4 passes no scaling on
-        runner = make_runner(gpt2(scale_attn_by_inverse_layer_idx=True))
-        assert len({settings.scaling for settings in runner.call_model.settings}) == 3
-    windows = [settings.window for settings in make_runner(build(by_name("qwen2"))).call_model.settings]
-    assert windows == [None, 8]
-
-
 class OtherNorm(nn.LayerNorm):
     def forward(self, x):
         return 2 * super().forward(x)
-
-
-class Adapted(nn.Module):
-    """A linear layer with an adapter beside it."""
-
-    def __init__(self, layer: nn.Module):
-        super().__init__()
-        self.layer, self.adapter = layer, nn.Linear(32, 96)
-
-    def forward(self, x):
-        return self.layer(x) + self.adapter(x)
 
 
 def with_new_forward(module: nn.Module) -> None:
@@ -158,15 +139,6 @@ def test_a_model_that_differs_from_the_known_ones_is_called_as_usual(unknown):
     assert has_executor(make_runner(model))
     UNKNOWN[unknown](model)
     assert not has_executor(make_runner(model))
-
-
-def test_layers_that_replace_the_linear_ones_are_called(monkeypatch):
-    model = gpt2()
-    model.transformer.h[1].attn.c_attn = Adapted(model.transformer.h[1].attn.c_attn)
-    runner = make_runner(model)
-    actual = two_passes(runner)
-    call_as_usual(runner)
-    assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(actual, two_passes(runner), strict=True))
 
 
 def raise_an_error(*_):
@@ -204,16 +176,6 @@ def test_a_hook_is_called_although_the_model_is_known(module):
 
 
 # --- what is computed -------------------------------------------------------------------------------------------------
-
-
-@in_both_ways
-def test_an_executor_computes_the_head_only_where_a_token_is_sampled(compiled, monkeypatch):
-    runner, calls = make_runner(gpt2(), compiled), []
-    monkeypatch.setattr(runner.model.lm_head, "forward", spied(runner.model.lm_head.forward, calls))
-    two_passes(runner)
-    sequence = Sequence("d", list(range(9)), 9)
-    assert runner.forward(Plan([Chunk(sequence, 4, [0, 1, 2])])).shape == (0, 60)
-    assert [len(x) for (x,) in calls] == [1, 3, 0]
 
 
 @pytest.mark.parametrize("kernel_wins", [False, True])

@@ -4,22 +4,19 @@ test_ragged_exactness.py covers it, too, while requests arrive, leave and are pr
 """
 
 import copy
-import math
 
 import pytest
 import torch
 from conftest import PROMPTS, random_pair
 from test_executor import RECOGNIZED, has_executor, make_runner, two_passes
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
 from helpers import Engine, EngineConfig, SamplingParams
-from helpers.fast import attention, kernels, linear, one_call_choice
+from helpers.fast import attention, kernels, linear
 from helpers.fast.fused_executor import FusedExecutor
 from helpers.fast.linear import choose_linear_backends
-from helpers.fast.linear_choice import ROWS, Times
-from helpers.fast.one_call_choice import MANY, ONE, most_rows
+from helpers.fast.linear_choice import ROWS
 from helpers.models import clone_sharing_weights, quantize, round_inputs
 from helpers.models.quantization import QuantizedLinear
 from tests.support.families import build, by_name
@@ -127,16 +124,6 @@ def test_one_call_gives_the_bits_of_many_calls_in_an_engine(dtype, settings, cal
     assert are_equal(actual, run(make_engine(dtype=dtype, block_size=4, **settings), monkeypatch, fused=False))
 
 
-def remove_biases_of_norms(model) -> None:
-    for block in model.transformer.h:
-        block.ln_1.bias = None
-
-
-def test_norms_without_bias_are_computed_in_one_call(calls, monkeypatch):
-    actual, num_calls = run(make_engine(remove_biases_of_norms), monkeypatch), len(calls)
-    assert num_calls and are_equal(actual, run(make_engine(remove_biases_of_norms), monkeypatch, fused=False))
-
-
 # --- where it may be made ---------------------------------------------------------------------------------------------
 
 
@@ -175,14 +162,6 @@ def test_a_model_with_other_operations_is_computed_in_many_calls(settings, calls
     assert has_executor(engine.runner) or settings.get("change") is replace_a_layer
 
 
-def test_heads_of_an_odd_size_are_computed_in_many_calls(calls):
-    _, tokenizer = random_pair("gpt2")
-    config = GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=6, n_head=2, n_layer=2)
-    engine = Engine(GPT2LMHeadModel(config).eval(), tokenizer, EngineConfig(linear_backend="compiled"))
-    engine.generate(PROMPTS[:1], SamplingParams(max_tokens=3, ignore_eos=True))
-    assert has_executor(engine.runner) and not calls
-
-
 def test_where_pytorch_computes_the_attention_of_chunks_only_decodes_are_computed_in_one_call(calls, monkeypatch):
     monkeypatch.setattr(attention, "_measure", lambda *_: False)
     engine = make_engine(prefix_caching=False)
@@ -202,59 +181,6 @@ def test_a_slot_that_does_not_exist_is_an_error(slots, calls):
     with pytest.warns(UserWarning, match="IndexError"):
         engine.generate(PROMPTS[:1], SamplingParams(max_tokens=3, ignore_eos=True))
     assert len(calls) <= 1, "the prompt's"
-
-
-TIMES = {  # of many calls and of one, for the first numbers in ROWS; which saving is asked for; the most rows
-    "it loses with one row": ([1.0, 9.0], [1.1, 1.0], 0, 0),
-    "it wins with one row": ([1.0, 1.0], [0.9, 1.1], 0, 2),  # the rows whose nearest number in ROWS is 1
-    "it wins up to 16": ([1.0] * 5, [0.5, 0.6, 0.7, 0.8, 1.1], 0.15, 32),
-    "it saves too little for a copy": ([1.0] * 2, [0.9, 1.1], 0.15, 0),
-    "no more rows were timed": ([1.0] * 3, [0.5, 0.9, 0.9], 0.15, 11),
-    "it always wins": ([1.0] * len(ROWS), [0.8] * len(ROWS), 0.15, math.inf),
-}
-
-
-@pytest.mark.parametrize(("many", "one", "min_saving", "expected"), TIMES.values(), ids=TIMES)
-def test_the_most_rows_follow_from_the_times(many, one, min_saving, expected):
-    assert most_rows(Times({MANY: many, ONE: one}), min_saving) == expected
-
-
-def keep_pytorch(monkeypatch) -> None:
-    """Let "auto" measure the one call of a model whose layers hold no copies for the kernel."""
-    monkeypatch.setattr(one_call_choice, "MIN_MODEL_BYTES", 0)
-    for name in ("MIN_LAYER_BYTES", "MIN_MODEL_BYTES"):
-        monkeypatch.setattr(linear, name, 0)
-    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [["pytorch"] * len(ROWS)] * len(layers))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_one_call_is_made_for_as_many_rows_as_it_is_measured_to_be_faster(dtype, calls, monkeypatch):
-    """Its times are made up, the passes that are timed are real; in float32, rounding changes no token."""
-    keep_pytorch(monkeypatch)
-    seconds, run_pass = iter([2.0, 1.0] * 9 + [1.0, 2.0] * 9), one_call_choice._Trial._second_of_two
-
-    def made_up(trial, blocks, rows):
-        run_pass(trial, blocks, rows)
-        return next(seconds)
-
-    monkeypatch.setattr(one_call_choice, "kept_or_measured", lambda *arguments: arguments[-1]())
-    monkeypatch.setattr(one_call_choice._Trial, "_second_of_two", made_up)
-    engine = make_engine(linear_backend="auto", max_batch_size=16, dtype=dtype)
-    assert engine.runner.call_model.fused.max_rows == 11, "with 16 rows, it lost"
-    calls.clear()
-    logits = run(engine, monkeypatch)
-    assert calls and max(calls) <= 11 < max(map(len, logits))
-    if dtype is torch.float32:
-        expected = run(make_engine(linear_backend="pytorch", max_batch_size=16), monkeypatch)
-        assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(logits, expected, strict=True))
-
-
-@pytest.mark.parametrize("settings", [{"linear_backend": "onednn_packed"}, {"kernels": False}])
-def test_nothing_is_measured_where_one_call_may_not_be_made(settings, calls, monkeypatch):
-    keep_pytorch(monkeypatch)
-    monkeypatch.setattr(one_call_choice._Trial, "measure", lambda trial: pytest.fail("measured"))
-    run(make_engine(**({"linear_backend": "auto"} | settings)), monkeypatch)
-    assert not calls
 
 
 def test_small_layers_are_packed_for_the_one_call(calls, monkeypatch):
@@ -278,15 +204,6 @@ def test_small_quantized_layers_are_read_by_the_one_call(calls, monkeypatch):
     assert type(block.attn.c_attn) is QuantizedLinear and type(block.mlp.c_fc) is not QuantizedLinear
     actual = run(engine, monkeypatch)
     assert calls and are_equal(actual, run(engine, monkeypatch, fused=False))
-
-
-def test_the_one_call_is_not_tried_while_inputs_stay_unrounded(calls):
-    """A trial compares two ways to run the model, and rounding would enlarge the smallest difference."""
-    make_engine(weights="int8")
-    assert calls, "the trial makes one call where it may"
-    calls.clear()
-    make_engine(weights="int8", compute="int8")
-    assert not calls
 
 
 # --- copies and changes -----------------------------------------------------------------------------------------------

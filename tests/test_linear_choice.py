@@ -3,10 +3,7 @@
 No test asserts which backend wins, or how long a measurement takes.
 """
 
-import itertools
-import json
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,9 +14,7 @@ from helpers.fast import kernels, linear, linear_backends, linear_choice, linear
 from helpers.fast.kernels import compiled
 from helpers.fast.linear import FastLinear, choose_linear_backends
 from helpers.fast.linear_backends import available_backends
-from helpers.fast.linear_choice import ROUNDS, ROWS, Times, fingerprint, load, measure, save, shape_of, times_of
-
-NAMES = ["pytorch", "onednn", "onednn_packed", "compiled", "compiled_unpacked"]
+from helpers.fast.linear_choice import ROWS, Times, fingerprint, load, measure, save, shape_of, times_of
 
 
 @pytest.fixture(autouse=True)
@@ -69,10 +64,6 @@ CHOICES = {
         {"pytorch": PYTORCH, "onednn_packed": [7.0] * 3, "compiled": [4.0, 4.0, 9.0]},
         ["compiled"] * 2 + ["onednn_packed"] * 5,
     ),
-    "first the copy that saves most in all, and then the other saves too little": (
-        {"pytorch": PYTORCH, "onednn_packed": [9.0, 9.0, 4.5], "compiled": [5.0] * 3},
-        ["compiled"] * 7,
-    ),
 }
 
 
@@ -83,54 +74,6 @@ def test_the_fastest_backends_are_chosen_and_copies_that_pay(times, names):
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
-
-
-def test_a_shape_is_timed_once_however_many_layers_have_it(calls):
-    choose_linear_backends(layers())
-    assert len(calls) == 2 * 2 * len(ROWS) * (1 + ROUNDS)  # shapes, backends, numbers of rows, a call to warm up
-    assert {rows for _, rows in calls} == set(ROWS)
-
-
-def test_no_backend_reads_weights_from_the_cache(calls, monkeypatch):
-    monkeypatch.setattr(linear_choice, "evictor", lambda num_bytes: lambda: calls.append("evict"))
-    monkeypatch.setitem(linear_backends.BACKENDS, "onednn", linear_backends.BACKENDS["pytorch"])  # the own weight, too
-    measure({"shape": nn.Linear(24, 24)}, ["pytorch", "onednn", "onednn_packed"], 0)
-    own, copy = ("pytorch", 1), ("onednn_packed", 1)
-    assert calls[:8] == [own, own, copy, "evict", own, "evict", own, copy], "three calls warm up"
-    second = calls[8 * len(ROWS) :]
-    assert second[:5] == ["evict", copy, own, "evict", own]
-    assert second[5 * len(ROWS) :][:5] == ["evict", copy, own, "evict", own]
-
-
-@pytest.mark.parametrize("milliseconds, numbers", [(1, 6), (20, 4), (60, 4)])
-def test_many_rows_are_timed_if_the_budget_allows_it(monkeypatch, milliseconds, numbers):
-    """A row of the small layer takes a millisecond. The larger layer does not take its time away."""
-    now = 0.0
-
-    def slow(layer):
-        def product(x):
-            nonlocal now
-            now += x.shape[0] * (milliseconds if layer.out_features == 48 else 1) / 1000
-
-        return product
-
-    monkeypatch.setitem(linear_backends.BACKENDS, "pytorch", slow)
-    monkeypatch.setattr(linear_choice, "time", SimpleNamespace(perf_counter=lambda: now))
-    times = measure({"large": nn.Linear(24, 48), "small": nn.Linear(24, 24)}, ["pytorch"], 0)
-    assert [len(times[shape].seconds["pytorch"]) for shape in ("small", "large")] == [6, numbers]
-
-
-@pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
-@pytest.mark.parametrize("copies, expected", [(True, "compiled"), (False, "compiled_unpacked")])
-def test_the_kernel_for_the_own_weight_is_only_chosen_where_no_copy_may_be_kept(monkeypatch, copies, expected):
-    seconds = dict(zip(NAMES, [9e-6, 8e-6, 7e-6, 2e-6, 1e-6], strict=True))
-    times = Times({name: [each] * len(ROWS) for name, each in seconds.items()})
-    monkeypatch.setattr(linear, "times_of", lambda layers, backends: {shape_of(layer): times for layer in layers})
-    monkeypatch.setattr(linear, "available_backends", lambda *kind: NAMES)
-    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
-    model = nn.Sequential(nn.Linear(600, 900))
-    choose_linear_backends(model, copies=copies)
-    assert model[0].backends == [expected] * len(ROWS)
 
 
 def test_small_layers_and_small_models_are_not_measured(calls, monkeypatch):
@@ -179,8 +122,6 @@ def test_times_are_measured_once_or_anew_on_request(calls, cache):
 ELSEWHERE = {
     "processor": lambda patch: patch.setattr(linear_choice, "processor", lambda: "another"),
     "threads": lambda patch: patch.setattr(torch, "get_num_threads", lambda: 99),
-    "how they wait": lambda patch: patch.setenv("OMP_WAIT_POLICY", "another"),
-    "torch": lambda patch: patch.setattr(torch, "__version__", "another"),
     "method": lambda patch: patch.setattr(linear_choice, "METHOD", 0),
 }
 
@@ -193,27 +134,10 @@ def test_times_of_another_machine_are_not_used(change, monkeypatch):
     assert load(machine()) is None
 
 
-def test_the_fingerprint_names_the_dtype_the_backends_and_the_kernels_only_where_they_compete(monkeypatch):
-    monkeypatch.setattr(compiled, "library", lambda: pytest.fail("the kernels need not be compiled"))
-    assert machine()["kernels"] is None
-    assert machine(torch.bfloat16) != machine() != machine(backends=("pytorch", "onednn"))
-    monkeypatch.setattr(compiled, "library", lambda: SimpleNamespace(_name="folder/kernels.so"))
-    for backend in ("compiled", "compiled_unpacked"):
-        assert machine(backends=("pytorch", backend))["kernels"] == "kernels.so"
-
-
 DAMAGED = {
-    "without the machine": lambda text: json.dumps({"times": json.loads(text)["times"]}),
-    "nested too deeply": lambda text: "[" * 100_000,
     "cut": lambda text: text[:40],
-    "no object": lambda text: "[]",
-    "without times": lambda text: json.dumps(json.loads(text) | {"times": {}}),
-    "a shape too many": lambda text: text.replace('"Linear 24x24": {', '"x": {"seconds": {}}, "Linear 24x24": {'),
     "copied from another machine": lambda text: text.replace('"threads": 1', '"threads": 7'),
     "no number": lambda text: text.replace("0.25", '"fast"'),
-    "not positive": lambda text: text.replace("0.25", "-0.25"),
-    "infinite": lambda text: text.replace("0.25", "Infinity"),
-    "no times of a backend": lambda text: text.replace("0.5,", "").replace("0.25", ""),
     "an unknown backend": lambda text: text.replace('"pytorch": [', '"cutlass": ['),
 }
 
@@ -239,26 +163,6 @@ def test_a_cache_folder_that_cannot_be_written_keeps_nothing(calls, cache, monke
         monkeypatch.setattr(compiled, "cache_folder", folder)
         assert len(times_of(list(layers()), ["pytorch", "onednn_packed"])) == 2
         assert load(machine()) is None
-
-
-@pytest.mark.parametrize("cores, kept", [(0.9, True), (1.5, False)])
-def test_times_are_used_but_not_kept_if_other_programs_took_a_core(cache, monkeypatch, cores, kept):
-    """With one thread on two cores, there is one core for others."""
-    seconds, busy = itertools.count(), itertools.count(0, cores)
-    monkeypatch.setattr(linear_choice, "measure", lambda *_: TIMES)
-    monkeypatch.setattr(linear_choice, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
-    monkeypatch.setattr(linear_choice.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(linear_choice, "busy_elsewhere", lambda: next(busy))
-    assert times_of(list(layers()), ["pytorch"]) == TIMES
-    assert len(list(cache.iterdir())) == kept
-
-
-def test_the_time_of_other_programs_leaves_out_this_one(monkeypatch, tmp_path):
-    (tmp_path / "stat").write_text("cpu  100 20 30 9999 9999 5 6 7 0 0\ncpu0 1 2 3\n")
-    monkeypatch.setattr(linear_choice, "Path", lambda path: tmp_path / "stat")
-    monkeypatch.setattr(linear_choice.os, "sysconf", lambda name: 100)
-    monkeypatch.setattr(linear_choice.time, "process_time", lambda: 0.5)
-    assert linear_choice.busy_elsewhere() == pytest.approx(1.68 - 0.5)
 
 
 # --- on this and other machines ---------------------------------------------------------------------------------------
