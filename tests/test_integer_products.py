@@ -23,14 +23,13 @@ from helpers import (
     generate_continuous,
     integer_reference,
     load_model,
-    tiny_adapter,
 )
-from helpers.fast import kernels, linear
+from helpers.fast import kernels
 from helpers.fast.kernels import compiled
 from helpers.fast.quantized_linear import multiply_integers
 from helpers.hardware import cpuinfo
-from helpers.models import clone_sharing_weights, quantize, round_inputs, unrounded_inputs
-from helpers.models.integer_products import EXACT, MOST_INPUTS, IntegerLinear
+from helpers.models import clone_sharing_weights, quantize, round_inputs
+from helpers.models.integer_products import EXACT, IntegerLinear
 from helpers.models.quantization import QuantizedLinear
 from tests.support.families import CountingScheduler, count_near_ties
 
@@ -161,18 +160,6 @@ def test_products_with_other_libraries_in_between_stay_the_same():
         assert torch.equal(other(x.bfloat16()), others)
 
 
-@torch.no_grad()
-def test_inputs_stay_unrounded_within_a_trial_only():
-    layer, x = integer_layer(), torch.randn(3, 40)
-    fast = linear.FastQuantizedLinear(layer, ["pytorch"] * len(linear.ROWS))
-    rounded, exact = layer.multiply_integers(x), layer.multiply_dequantized(x)
-    assert not torch.allclose(rounded, exact, atol=1e-4)
-    for module in (layer, fast):
-        with unrounded_inputs():
-            torch.testing.assert_close(module(x), exact, rtol=1e-5, atol=1e-5)
-        assert torch.equal(module(x), rounded)
-
-
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
@@ -270,18 +257,6 @@ def test_new_weights_are_rounded_and_so_are_their_inputs(doubles):
     assert output.token_ids == alone(integer_reference(other), own, PROMPTS[0], 20)
 
 
-def test_adapters_add_their_products_to_those_of_integers():
-    """Their inputs are not rounded, so adding nothing changes nothing, and adding something does."""
-    model, own = load_model(device="cpu")
-    runs = []
-    for base, config in (model, INT8), (integer_reference(model), {}):
-        engine = Engine(in_float64(base), own, EngineConfig(**config))
-        engine.load_adapter("sea", tiny_adapter("sea"))
-        outputs = engine.generate(["Once upon a time"] * 2, SamplingParams(max_tokens=20), adapter=["sea", None])
-        runs.append([output.token_ids for output in outputs])
-    assert runs[0] == runs[1] and runs[0][0] != runs[0][1]
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -304,15 +279,3 @@ def test_a_model_that_rounds_inputs_is_not_split(rounding):
     model, settings = rounding(model)
     with pytest.raises(ValueError, match='would each round a part of them: leave out compute="int8"'):
         Engine(model, own, EngineConfig(tensor_parallel_size=2, **settings))
-
-
-def test_layers_with_other_integers_or_too_many_inputs_are_refused_by_name():
-    grouped = QuantizedLinear.from_integers(
-        torch.ones(32, 64, dtype=torch.int8), torch.ones(32, 2), 8, None, torch.float32
-    )
-    wide = QuantizedLinear(nn.Linear(MOST_INPUTS + 1, 32), "int8")
-    for layer in (grouped, wide, QuantizedLinear(layer_of(64, 32), "int4")):
-        with pytest.raises(
-            ValueError, match=r"1 cannot multiply integers: it has . bits, . scales .* Leave out compute"
-        ):
-            round_inputs(nn.Sequential(nn.ReLU(), layer))

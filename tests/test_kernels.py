@@ -358,15 +358,6 @@ def program(path: Path, commands: str) -> Path:
     return path
 
 
-@needs_kernels
-def test_a_library_that_cannot_be_loaded_is_a_reason_and_not_a_crash(fresh, tmp_path):
-    forget()
-    header = tmp_path / "header.h"
-    header.write_text('extern "C" int nowhere();\n__attribute__((used)) static int (*needed)() = nowhere;\n')
-    fresh.setattr(compiled, "FLAGS", [*compiled.FLAGS, "-include", str(header)])
-    assert "undefined symbol: nowhere" in kernels.unavailable()
-
-
 def name_of_library(_) -> str:
     forget()
     return compiled.library()._name
@@ -384,58 +375,11 @@ def test_processes_replace_a_damaged_library_and_do_not_disturb_each_other(fresh
     assert list(path.parent.iterdir()) == [path] and path.read_bytes() == whole, "one library, and no temporary files"
 
 
-OF_THE_USER = "/home/ada/.cache/continuous-batching/kernels"
-CACHE_FOLDERS = {
-    "the variable wins": ({"COURSE_KERNEL_CACHE": "/chosen", "XDG_CACHE_HOME": "/xdg"}, "/chosen"),
-    "the variable may start with ~": ({"COURSE_KERNEL_CACHE": "~/chosen"}, "/home/ada/chosen"),
-    "the user's cache": ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/continuous-batching/kernels"),
-    "a relative cache is ignored": ({"XDG_CACHE_HOME": "xdg"}, OF_THE_USER),
-    "nothing is set": ({}, OF_THE_USER),
-    "empty means not set": ({"COURSE_KERNEL_CACHE": "", "XDG_CACHE_HOME": ""}, OF_THE_USER),
-}
-
-
-@pytest.mark.parametrize(("environment", "folder"), CACHE_FOLDERS.values(), ids=CACHE_FOLDERS)
-def test_compiled_kernels_are_kept_in_the_users_cache_unless_a_variable_names_a_folder(
-    monkeypatch, environment, folder
-):
-    for name in ("COURSE_KERNEL_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in ({"HOME": "/home/ada"} | environment).items():
-        monkeypatch.setenv(name, value)
-    assert compiled.cache_folder() == Path(folder)
-
-
 def test_a_cache_folder_that_cannot_be_written_is_a_reason_and_not_a_crash(fresh, tmp_path):
     (tmp_path / "kernels").write_text("a file in the folder's place")
     fresh.setenv("CXX", str(program(tmp_path / "c++", "true")))
     forget()
     assert "File exists" in kernels.unavailable()
-
-
-@pytest.fixture
-def machine(monkeypatch, tmp_path):
-    """Return a function that fingerprints a copy of the sources; its compiler defines one macro for this machine."""
-    shutil.copytree(compiled.SOURCES, tmp_path / "kernels")
-    monkeypatch.setattr(compiled, "SOURCES", tmp_path / "kernels")
-
-    def fingerprint(macro: str = "#define __AVX2__ 1") -> str:
-        native = f"case $* in *-march=native*-dM*-E*) echo '{macro}';; esac"
-        return compiled._fingerprint(str(program(tmp_path / "c++", native)))
-
-    return fingerprint
-
-
-def test_the_fingerprint_changes_with_the_processor_every_source_and_header_and_the_flags(machine, monkeypatch):
-    sources = [path for path in compiled.SOURCES.iterdir() if path.suffix in (".cpp", ".h")]
-    found = [machine("#define __AVX512F__ 1"), machine()]
-    for path in sources:
-        path.write_text(path.read_text() + "// changed\n")
-        found.append(machine())
-    for name in ("FLAGS", "LINK_FLAGS"):
-        monkeypatch.setattr(compiled, name, [*getattr(compiled, name), "-g"])
-        found.append(machine())
-    assert machine() == found[-1] and len(set(found)) == len(sources) + 4
 
 
 # --- in an engine -----------------------------------------------------------------------------------------------------

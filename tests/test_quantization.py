@@ -30,7 +30,7 @@ from helpers import (
 )
 from helpers.fast import kernels, linear
 from helpers.fast.linear import choose_linear_backends
-from helpers.fast.linear_choice import ROWS, shape_of
+from helpers.fast.linear_choice import shape_of
 from helpers.fast.quantized_linear import multiply_dequantized, multiply_quantized, packed
 from helpers.models import quantize, require_exact_batching, round_inputs
 from helpers.models.quantization import FORMATS, GROUP, QuantizedLinear, round_to_integers
@@ -295,24 +295,6 @@ def test_an_engine_generates_the_references_tokens_in_any_company(family):
     assert sum(count_near_ties(reference, request.prompt, output, margin) for request, output in pairs) <= most
 
 
-@pytest.mark.parametrize("settings", [{"speculative": "ngram"}, {"execution": "padded"}, {"linear_backend": "pytorch"}])
-def test_tokens_are_the_dequantized_models_with_drafts_padding_shared_prefixes_and_beams(pair, settings):
-    question = "Question: What does the clever owl eat?\nAnswer:"
-    model, rounded = pair[0], dequantized(pair[0], "int4")
-    config = EngineConfig(max_batch_size=3, block_size=4, weights="int4", **settings)
-    runs = []
-    for engine in Engine(model, pair[1], config), Engine(rounded, pair[1], EngineConfig(max_batch_size=3)):
-        outputs = engine.generate([question, "What comes up"], SamplingParams(max_tokens=24))
-        engine.add_request(question + " The", SamplingParams(max_tokens=12), "beside the beams")
-        beams = engine.beam_search(question, 2, 8)
-        outputs += engine.step()
-        while engine.has_unfinished_requests():
-            outputs += engine.step()
-        texts = [output.token_ids for output in outputs if output.finish_reason]
-        runs.append(([beam.token_ids for beam in beams], texts))
-    assert runs[0] == runs[1]
-
-
 def test_the_verbs_run_a_model_that_was_loaded_quantized(pair):
     model, tokenizer = load_model(device="cpu", weights="int8")
     assert load_model(device="cpu", weights="int8")[0] is model and load_model(device="cpu")[0] is not model
@@ -384,26 +366,6 @@ def test_the_kernel_joins_the_choice_by_measurement(monkeypatch, tmp_path, weigh
         assert choose_linear_backends(model, backend, copies=False) == 2
         torch.testing.assert_close(model(x), expected, rtol=tolerance, atol=tolerance)
     assert ("int8 by int8" in shape_of(model[0].layer)) == of_integers, "whose times are kept apart"
-
-
-@needs_kernels
-def test_layers_compute_with_the_kernels_once_these_are_imported():
-    """test_layout.py shows that they compute without."""
-    layer, x = QuantizedLinear(layer_of(), "int8"), torch.randn(3, 40)
-    assert torch.equal(layer(x), multiply_quantized(layer, x))
-    assert not torch.equal(layer(x), layer.multiply_dequantized(x))
-
-
-@needs_kernels
-@torch.no_grad()
-def test_a_copied_or_cast_layer_still_multiplies_by_its_integers():
-    fast = linear.FastQuantizedLinear(QuantizedLinear(layer_of(), "int8"), ["compiled"] * len(ROWS))
-    x = torch.randn(3, 40)
-    twin = copy.deepcopy(fast)
-    assert type(twin) is linear.FastQuantizedLinear and twin.layer is not fast.layer
-    assert torch.equal(twin(x), fast(x))
-    half = twin.half()
-    torch.testing.assert_close(half(x.half()), fast(x).half(), rtol=0.01, atol=0.01)
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
