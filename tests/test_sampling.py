@@ -224,11 +224,3 @@ def test_stop_strings_may_be_one_text_or_several_or_none():
     assert SamplingParams(stop=["ab", "c"]).stop == SamplingParams(stop=(text for text in ("ab", "c"))).stop
     assert SamplingParams(stop=None).stop == SamplingParams(stop=[]).stop == ()
     assert {SamplingParams(stop=["a"]): 1}[SamplingParams(stop="a")] == 1  # parameters can be a dictionary key
-
-
-def test_the_largest_seed_allows_several_outputs():
-    pair = random_pair("gpt2")
-    outputs = Engine(*pair).generate("fox", SamplingParams(4, temperature=1.0, seed=2**63 - 1, n=2))
-    assert (
-        outputs[1].token_ids == Engine(*pair).generate("fox", SamplingParams(4, temperature=1.0, seed=0))[0].token_ids
-    )
