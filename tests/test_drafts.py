@@ -1,8 +1,6 @@
 """Where drafts come from, how many there are, what memory they get, and what a proposer that fails costs."""
 
-import random
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,16 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
-from helpers.base_engine import BaseEngine
-from helpers.engine import BlockManager, Chunk, Feature, ModelInfo, SampledToken, Sequence
+from helpers.engine import Chunk, Sequence
 from helpers.fast import kernels
 from helpers.features.speculation import Context, NgramProposer
 from helpers.features.speculation.draft_model import EMBEDDED_DRAFT
-from helpers.features.speculation.speculation import FREE_TOKENS, Acceptance, Drafting, Speculation
 from helpers.models import EMBEDDED
 from helpers.runners.sampling import BatchSampler
-from helpers.simulator import SimulatedRunner, Simulator
-from tests.support.engine_machine import ForwardFailed, failing
+from helpers.simulator import Simulator
 
 
 class Fixed:
@@ -51,34 +46,6 @@ def test_drafts_are_accepted_up_to_the_first_wrong_one_and_one_more_token_follow
     assert [one.token_id for one in BatchSampler().sample([chunk], logits)[sequence]] == tokens
 
 
-def test_a_failure_after_an_accepted_draft_leaves_the_tokens_before_it():
-    for accepted in (2, 0):
-        sequence = Sequence("r", [1], 9, features=(FailingAt(accepted + 1),))
-        chunk = Chunk(sequence, 1)
-        chunk.add_drafts([0, 1, 2])
-        sampled = BatchSampler().sample([chunk], torch.eye(4))[sequence]
-        assert [type(choice) for choice in sampled] == [SampledToken] * accepted + [RuntimeError]
-
-
-class FailingAt(Feature):
-    """Fails when a token is chosen after this many tokens."""
-
-    is_last = False
-
-    def __init__(self, failing):
-        self.failing = failing
-
-    def logits_rule(self, sequence):
-        return self
-
-    def allows(self, token_ids, next_id):
-        return None
-
-    def change(self, token_ids, scores):
-        if len(token_ids) == self.failing:
-            raise RuntimeError("on purpose")
-
-
 # --- n-grams ----------------------------------------------------------------------------------------------------------
 
 
@@ -101,19 +68,6 @@ def test_n_grams_of_a_growing_text_give_what_a_search_of_all_of_it_gives(text, k
         context.append(token)
         expected = followers(list(context), k)
         assert proposer.propose(context, k) == expected == proposer.propose(list(context), k)
-
-
-def test_a_lookup_reads_the_new_tokens_only():
-    draw = random.Random(0)
-    context = Context(draw.randrange(50) for _ in range(5000))
-    proposer = NgramProposer()
-    proposer.propose(context, 4)
-    index = context.notes[proposer]
-    reads = []
-    index.followers = type("Spy", (dict,), {"__setitem__": lambda *pair: reads.append(pair)})(index.followers)
-    context.append(3)
-    proposer.propose(context, 4)
-    assert len(reads) == 3
 
 
 # --- how many ---------------------------------------------------------------------------------------------------------
@@ -154,36 +108,6 @@ def test_where_nothing_is_accepted_hardly_any_drafts_are_computed(rows, share):
     assert engine.trace.forward_passes == 400
 
 
-@given(
-    rates=st.lists(st.floats(0.05, 0.95), min_size=1, max_size=20),
-    limits=st.lists(st.integers(0, 6), min_size=20, max_size=20),
-    budget=st.integers(0, 60),
-)
-def test_no_draft_more_and_none_fewer_would_give_more_tokens_in_the_same_time(rates, limits, budget):
-    sequences = [Sequence(number, [1, 2], 99) for number in range(len(rates))]
-    proposer = Fixed(*range(9))
-    speculation = Speculation(None, proposer, 5, 100)
-    for sequence, rate in zip(sequences, rates, strict=True):
-        speculation._drafting[sequence] = Drafting(Acceptance(rate, 1))
-    speculation._random = SimpleNamespace(random=lambda: 1.0)  # none is only explored
-    limits = limits[: len(rates)]
-    counts = [len(drafts) for drafts in speculation.propose(sequences, limits, budget)]
-    assert sum(counts) <= budget and all(count <= min(limit, 5) for count, limit in zip(counts, limits, strict=True))
-
-    def tokens_per_time(counts):
-        expected = sum(rate**n for rate, count in zip(rates, counts, strict=True) for n in range(count + 1))
-        return expected / (FREE_TOKENS + len(rates) + sum(counts))
-
-    best = tokens_per_time(counts)
-    for place, limit in enumerate(limits):
-        if counts[place] < min(limit, 5) and sum(counts) < budget:
-            more = [count + (place == number) for number, count in enumerate(counts)]
-            assert tokens_per_time(more) <= best * (1 + 1e-9)
-        if counts[place] > 0:
-            fewer = [count - (place == number) for number, count in enumerate(counts)]
-            assert tokens_per_time(fewer) <= best * (1 + 1e-9)
-
-
 def test_drafts_use_what_decodes_and_prefills_leave_of_the_token_budget(always_drafts):
     engine = Simulator(
         EngineConfig(max_batch_size=3, max_tokens_per_step=6, speculative=Right(), num_speculative_tokens=8),
@@ -202,43 +126,6 @@ def test_drafts_use_what_decodes_and_prefills_leave_of_the_token_budget(always_d
     assert tokens[3] == [("decode", 2), ("decode", 3), ("prefill", 1)]
 
 
-def test_nothing_is_drafted_after_eos_unless_it_is_ignored(always_drafts):
-    passes = []
-    for ignore_eos in (False, True):
-        runner = SimulatedRunner(8, 4, next_token=lambda token_ids: len(token_ids) % 7)
-        config = EngineConfig(speculative=Right(), num_speculative_tokens=6)
-        engine = BaseEngine(runner, load_model()[1], ModelInfo(100, None, frozenset([6])), config)
-        (output,) = engine.generate([[9, 9]], SamplingParams(10, ignore_eos=ignore_eos))
-        assert output.token_ids == ([2, 3, 4, 5, 6] if not ignore_eos else [2, 3, 4, 5, 6, 0, 1, 2, 3, 4])
-        passes.append([row.tokens for one in engine.trace.passes for row in one.row_steps if row.tokens])
-    assert passes == [[2, 4], [2, 7, 2]]
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def test_drafts_take_free_blocks_only_and_give_back_those_of_rejected_tokens():
-    blocks = BlockManager(5, block_size=2)
-    old = Sequence("old", [1, 2, 3, 4, 5], 4)
-    blocks.allocate(old, 5)
-    old.computed = 4
-    blocks.free(old)  # two of its blocks stay cached
-    one = Sequence("one", [6, 7], 20)
-    blocks.allocate(one, 2)
-    one.computed = 2
-    one.token_ids.append(8)
-    blocks.allocate(one, 1)
-    assert blocks.available == 3 and blocks.cached == 2
-    assert blocks.allocate_drafts(one, 9) == 3, "1 slot beside the newest token, and 1 free block of 2"
-    assert blocks.cached == 2, "drafts evicted a cached block"
-    one.computed = 3
-    blocks.trim(one)
-    assert len(blocks.block_table(one)) == 2 and blocks.available == 3
-    one.computed = 0
-    blocks.free(one)
-    assert blocks.used == 0
-
-
 # --- proposers that fail ----------------------------------------------------------------------------------------------
 
 
@@ -247,23 +134,18 @@ def test_drafts_take_free_blocks_only_and_give_back_those_of_rejected_tokens():
     [
         ([1, 2, 3, 4, 5, 6], "6 ids, although at most"),
         ([1, -1], "-1 is not a token id from 0 to 2147483647"),
-        ([2**31], "2147483648 is not a token id"),
         (["a"], "'a' is not a token id"),
-        ([0.5], "0.5 is not a token id"),
         (None, "TypeError"),
         (RuntimeError("on purpose"), "RuntimeError: on purpose"),
     ],
 )
-@pytest.mark.parametrize("batch", [False, True])
-def test_a_proposer_that_fails_costs_no_tokens_and_warns_once(proposal, reason, batch):
+def test_a_proposer_that_fails_costs_no_tokens_and_warns_once(proposal, reason):
     class Failing:
         def propose(self, token_ids, k):
             if isinstance(proposal, Exception):
                 raise proposal
             return proposal
 
-    if batch:
-        Failing.propose_batch = lambda self, contexts, counts: [self.propose(one, 4) for one in contexts]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         engine = simulate(Failing(), 3, max_tokens=30)
@@ -309,25 +191,7 @@ def test_the_draft_model_proposes_its_own_best_tokens():
     assert len(proposer._kept) == 3
 
 
-def test_the_draft_model_computes_only_what_is_new_and_follows_what_was_accepted():
-    engine = Engine(config=EngineConfig(speculative="draft", max_batch_size=2, linear_backend="pytorch"))
-    proposer = speculation_of(engine).proposer
-    tokens = []
-    forward = proposer.runner.forward
-    proposer.runner.forward = lambda plan: (tokens.append([one.tokens for one in plan.chunks]), forward(plan))[1]
-    contexts = [Context(engine.tokenizer(prompt)["input_ids"]) for prompt in PROMPTS[:2]]
-    lengths = [len(context) for context in contexts]
-    first = proposer.propose_batch(contexts, [3, 2])
-    assert tokens == [lengths, [1, 1], [1]]
-    tokens.clear()
-    contexts[0] += [*first[0], 7]  # all accepted, and a token that it has not seen
-    contexts[1] += [first[1][0], first[1][1] ^ 1]  # one accepted
-    second = proposer.propose_batch(contexts, [2, 2])
-    assert tokens == [[2, 1], [1, 1]]
-    assert second == [proposer.propose(list(context), 2) for context in contexts]
-
-
-def test_the_draft_model_stops_at_the_end_of_its_context_and_of_its_memory():
+def test_the_draft_model_stops_at_the_end_of_its_context():
     model, tokenizer = random_pair("gpt2")
     config = EngineConfig(speculative="draft", draft_model=model, max_batch_size=2, max_tokens_per_step=50)
     proposer = speculation_of(Engine(model, tokenizer, config)).proposer
@@ -335,12 +199,6 @@ def test_the_draft_model_stops_at_the_end_of_its_context_and_of_its_memory():
     assert proposer.propose(context, 4) == [], "a long prompt takes several passes"
     assert proposer.propose(context, 4) == []
     assert len(proposer.propose(context, 4)) == 3, "128 positions: of 126 tokens and two drafts"
-    proposer.blocks = BlockManager(8, proposer.runner.block_size, prefix_caching=False)
-    proposer._kept.clear()
-    long, short = Context([5] * 120), Context([6] * 9)
-    for _ in range(3):
-        proposer.propose(long, 1)
-    assert len(proposer.propose(short, 2)) == 2, "the other sequence makes room"
 
 
 def test_a_draft_model_changes_no_token_and_saves_passes():
@@ -360,18 +218,6 @@ def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"The draft model .* has another tokenizer than the model"):
         Engine(config=EngineConfig(speculative="draft", draft_model=tmp_path))
     Engine(model, tokenizer, EngineConfig(speculative="draft", draft_model=str(tmp_path)))
-
-
-def test_a_draft_model_that_failed_starts_again():
-    engine = Engine(config=EngineConfig(speculative="draft", max_batch_size=2, linear_backend="pytorch"))
-    proposer, context = speculation_of(engine).proposer, Context([5, 6, 7])
-    expected = proposer.propose(context, 4)
-    context.append(8)
-    with failing(proposer.runner.model, 0), pytest.raises(ForwardFailed):
-        proposer.propose(context, 4)
-    assert proposer.blocks.used == 0
-    assert proposer.propose(Context([5, 6, 7]), 4) == expected
-    assert proposer.propose(context, 4) == proposer.propose([5, 6, 7, 8], 4)
 
 
 # --- batch-invariant execution ----------------------------------------------------------------------------------------
