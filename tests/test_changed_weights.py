@@ -50,13 +50,6 @@ def continuations(engine: Engine, requests: dict[int, tuple[str, list[int]]]) ->
     return tokens
 
 
-def last_output(engine: Engine):
-    """Run an engine to its end and return the last output."""
-    while engine.has_unfinished_requests():
-        outputs = engine.step()
-    return outputs[-1]
-
-
 RUNNERS = {
     "ragged": {"execution": "ragged"},
     "plain": {"execution": "ragged", "kernels": False, "linear_backend": "pytorch"},
@@ -167,36 +160,6 @@ def test_a_cached_prefix_is_used_until_the_weights_change_and_forgotten_then():
     assert known and engine.block_manager.used == 0
 
 
-@pytest.mark.parametrize("execution", ["ragged", "padded"])
-def test_all_scores_of_a_prompt_are_those_of_the_same_weights(execution):
-    model, tokenizer = own_pair("llama")
-    engine = Engine(model, tokenizer, EngineConfig(execution=execution, **SETTINGS | {"max_tokens_per_step": 8}))
-    engine.add_request(LONGEST_PROMPT, SamplingParams(0, prompt_logprobs=0))
-    engine.step()
-    change(model, seed=1)
-    scores = last_output(engine).prompt_logprobs
-    (expected,) = Engine(model, tokenizer).generate(LONGEST_PROMPT, SamplingParams(0, prompt_logprobs=0))
-    for scored, own in zip(scores[1:], expected.prompt_logprobs[1:], strict=True):
-        assert scored == pytest.approx(own, abs=1e-3)
-
-
-def test_an_interrupt_does_not_let_an_engine_take_old_prefixes_for_new_ones():
-    model, tokenizer = own_pair("gpt2")
-    engine = Engine(model, tokenizer, EngineConfig(num_blocks=40, **SETTINGS))
-    engine.generate(LONGEST_PROMPT, SamplingParams(2))
-    change(model, 1)
-    forget, engine._forget_computed = engine._forget_computed, interrupt
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(LONGEST_PROMPT, SamplingParams(LIMIT))
-    engine._forget_computed = forget
-    (output,) = engine.generate(LONGEST_PROMPT, PARAMS)
-    assert output.token_ids == continuation((model, tokenizer), LONGEST_PROMPT, [])
-
-
-def interrupt():
-    raise KeyboardInterrupt
-
-
 # --- update_weights ---------------------------------------------------------------------------------------------------
 
 
@@ -243,7 +206,7 @@ NOT_A_NUMBER = {"transformer.h.1.mlp.c_fc.weight": torch.full((32, 128), torch.n
 
 @pytest.mark.parametrize(
     ("weights", "changes", "message"),
-    [*((weights, *wrong) for wrong in WRONG.values() for weights in (None, "int8")), ("int4", *NOT_A_NUMBER)],
+    [*((None, *wrong) for wrong in WRONG.values()), ("int4", *NOT_A_NUMBER)],
     ids=repr,
 )
 def test_weights_that_do_not_fit_are_refused_and_nothing_changes(changes, message, weights):
@@ -254,15 +217,6 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_changes(changes, messag
     with pytest.raises(ValueError, match=message):
         engine.update_weights({name: tensor for name, tensor in state.items() if tensor is not None})
     assert engine.generate(PROMPTS[0], PARAMS)[0].token_ids == before.token_ids
-
-
-@pytest.mark.parametrize("weights", [None, 3, "new"], ids=repr)
-def test_what_is_no_weights_is_refused(weights):
-    engine = Engine(*own_pair("gpt2"), EngineConfig(**SETTINGS))
-    with pytest.raises(ValueError, match="must be a model or its state_dict"):
-        engine.update_weights(weights)
-    with pytest.raises(ValueError, match='"recompute" or "finish", not \'later\''):
-        engine.update_weights({}, running="later")
 
 
 @pytest.mark.parametrize("weights", [None, "int8"])

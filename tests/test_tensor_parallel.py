@@ -4,7 +4,6 @@ Where processes would do the same for each family, most families are split over 
 """
 
 import gc
-import json
 import os
 import pickle
 import signal
@@ -19,13 +18,10 @@ import psutil
 import pytest
 import torch
 
-from helpers import Engine, EngineConfig, SamplingParams, model_engine
-from helpers.__main__ import main
+from helpers import Engine, EngineConfig, SamplingParams
 from helpers.fast import kernels
-from helpers.fast.linear import FastLinear
 from helpers.features.structured_outputs import StructuredOutputs
 from helpers.features.tensor_parallel import group, runner, worker
-from helpers.model_engine import make_fast
 from tests.support.families import (
     FAMILIES,
     SIZES,
@@ -213,44 +209,6 @@ def test_beams_and_drafts_are_those_of_one_process(split, whole):
     assert 0 < split.trace.accepted_tokens < split.trace.drafted_tokens
 
 
-def refuse_and_say_what_is_fast(runner, config):
-    """Stands for `make_fast`: a process that refuses its share gives the reason, by which a test looks into it."""
-    runner = make_fast(runner, config)
-    layers = [module for module in runner.model.modules() if isinstance(module, FastLinear)]
-    kinds = [type(one).__name__ for one in (runner.kernel, runner.call_model)]
-    raise ValueError(f"{len(layers)} layers, {' and '.join(kinds)}, {torch.get_num_threads()} thread")
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "report", "in_threads"),
-    [
-        ("gpt2", FAST, "9 layers, function and Executor, 1 thread", False),  # four layers a block, and the output layer
-        ("llama", FAST, "15 layers, function and Executor, 1 thread", True),
-        ("phi", FAST, "13 layers, function and method, 1 thread", True),
-        ("llama", PLAIN, "0 layers, NoneType and method, 1 thread", True),
-    ],
-    indirect=["in_threads"],
-)
-def test_the_processes_use_the_kernels_unless_they_are_switched_off(name, settings, report, in_threads, monkeypatch):
-    if settings is FAST and FAST is PLAIN:
-        pytest.skip(f"there are no compiled kernels: {kernels.unavailable()}")
-    monkeypatch.setattr(model_engine, "make_fast", refuse_and_say_what_is_fast)
-    with pytest.raises(ValueError, match=report):
-        make_engine(name, **settings)
-
-
-@pytest.mark.usefixtures("in_threads")
-def test_bfloat16_gives_the_log_probabilities_of_one_process_up_to_rounding():
-    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
-    found = []
-    for size, settings in ((2, FAST), (1, PLAIN)):
-        engine = make_engine("gpt2", dtype=torch.bfloat16, tensor_parallel_size=size, **settings)
-        outputs = engine.generate(prompts()[:3], params)
-        found.append([value for one in outputs for each in one.prompt_logprobs[1:] for value in each.values()])
-    assert len(found[0]) > 20
-    assert found[0] == pytest.approx(found[1], abs=0.05)
-
-
 @pytest.mark.usefixtures("in_threads")
 @pytest.mark.parametrize("quantized", [{"weights": "int4", "kv_cache": "int8"}, {"weights": "int8"}])
 def test_quantized_models_give_the_tokens_of_one_process(quantized):
@@ -362,16 +320,6 @@ def test_no_process_outlives_the_engines_own(folder, number):
     assert not any(map(is_running, pids))
 
 
-@pytest.mark.usefixtures("in_threads")
-def test_the_command_line_splits_a_model(folder, capsys):
-    found = []
-    for size in ("1", "2"):
-        settings = ["--model", folder, "--max-tokens", "8", "--json", "--tensor-parallel-size", size]
-        assert main(["The quick brown fox", *settings]) == 0
-        found.append(json.loads(capsys.readouterr().out)["token_ids"])
-    assert found[0] == found[1]
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
@@ -384,7 +332,6 @@ def test_the_command_line_splits_a_model(folder, capsys):
         ("llama", {"execution": "padded"}, "requires ragged execution"),
         ("llama", {"batch_invariant": True}, "use batch_invariant=False"),
         ("llama", {"tensor_parallel_size": 0}, "tensor_parallel_size must be an integer of at least 1"),
-        ("llama", {"linear_backend": "fastest"}, "There is no linear backend 'fastest'"),
     ],
 )
 def test_what_cannot_be_split_is_refused_with_the_reason(name, settings, reason):
