@@ -227,16 +227,12 @@ LINK = {
         ({"$ref": "#/$defs/link", "$defs": {"link": LINK}}, False),
         ({"$ref": "#/$defs/link", "$defs": {"link": LINK | {"required": []}}}, True),
         ({"$ref": "#/$defs/link", "$defs": {"link": {"anyOf": [LINK, {"type": "null"}]}}}, True),
-        ({"oneOf": [{"$ref": "#/$defs/link"}], "$defs": {"link": {"anyOf": [LINK, LINK]}}}, False),
         ({"allOf": [{"type": "object"}, {"$ref": "#/$defs/link"}], "$defs": {"link": LINK}}, False),
         ({"type": "array", "items": {"$ref": "#"}}, True),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, False),
         ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 1}, True),
-        ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 2}, False),
-        ({"$ref": "#/a~1b", "a/b": {"$ref": "#/c/0"}, "c": [{"$ref": "#/d"}], "d": {"type": "null"}}, True),
         ({"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}, False),
         ({"$ref": "#/nowhere"}, True),  # llguidance's error
-        ({"type": "null", "a": {"$ref": "#/b"}, "b": {"type": "array", "minItems": "a"}}, True),  # no value gets there
     ],
     ids=str,
 )
@@ -314,17 +310,6 @@ def test_a_complete_text_ends_even_if_other_parameters_exclude_eos():
     assert allowed(state, [a, b], scores) == [0]
 
 
-def test_a_mask_that_leaves_no_token_is_an_error():
-    tokenizer = byte_tokenizer()
-    state = GrammarState(compiled(tokenizer, regex="ab?"), 0)
-    scores = torch.zeros(264)
-    scores[tokenizer("a")["input_ids"]] = -torch.inf
-    with pytest.raises(ValueError, match="exclude every token here"):
-        state.change([], scores)
-    with pytest.raises(ValueError, match="cannot be continued"):
-        state.change(tokenizer("x")["input_ids"], scores)
-
-
 def test_a_text_that_has_left_its_grammar_fails_alone(embedded):
     engine, ended = Engine(*embedded), {}
     (expected,) = engine.generate(PROMPTS[0], SamplingParams(8))
@@ -361,10 +346,8 @@ def alone_in_an_engine(pair):
     "config",
     [
         {"max_batch_size": 16},
-        {"max_batch_size": 3, "max_tokens_per_step": 7},
         {"max_batch_size": 6, "num_blocks": 12, "block_size": 8, "prefix_caching": True},  # preempts
         {"max_batch_size": 4, "execution": "padded"},
-        {"max_batch_size": 4, "speculative": "ngram"},
         # What the requests get alone, with a wrong last draft: grammars advance, and go back.
         {"max_batch_size": 8, "speculative": WrongAtTheEnd(), "num_blocks": 14, "block_size": 8},
     ],
@@ -389,14 +372,10 @@ REFUSED = {
     "no kind": ({}, "Give exactly one of json, regex, choice and grammar"),
     "two kinds": ({"regex": "a", "choice": ["b"]}, "not regex and choice"),
     "a schema that is not JSON": ({"json": "{"}, "json must be a JSON schema"),
-    "a schema that is a list": ({"json": "[]"}, "it is not an object"),
-    "a schema with a set": ({"json": {"enum": {1}}}, "not JSON serializable"),
     "a deep schema": ({"json": '{"items":' * 10**4 + "{}" + "}" * 10**4}, "nested too deeply|at most"),
-    "no choices": ({"choice": []}, "one or more non-empty texts"),
     "an empty choice": ({"choice": ["a", ""]}, "one or more non-empty texts"),
     "a text as choices": ({"choice": "ab"}, "a list of texts"),
     "a number": ({"regex": 5}, "regex must be a text"),
-    "half a character": ({"regex": "\ud800"}, "half of a surrogate pair"),
     "a long grammar": ({"grammar": "x" * 70000}, "at most 65536"),
     "a long choice": ({"choice": ["a", "b" * (MAX_CHOICE + 1)]}, "has 1025 characters, and at most 1024"),
 }
@@ -551,33 +530,6 @@ def test_what_takes_long_is_given_up_after_a_moment_and_its_worker_goes_on(compi
         assert not compiler.compile_quickly(description)
     assert process is compiler.quick_worker._process and process.poll() is None
     assert compiler.compile_quickly(StructuredOutputs(json={"type": "string", "maxLength": 32}))
-
-
-def test_the_answer_to_an_interrupted_check_is_not_read_as_that_to_the_next(compiler, monkeypatch):
-    compiler.compile(StructuredOutputs(json={"type": "null"}))
-    stdin = compiler.worker._process.stdin
-    flush = stdin.flush
-
-    def interrupted():
-        flush()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(stdin, "flush", interrupted)
-        compiler.compile(StructuredOutputs(json={"type": "unknown"}))
-    assert compiler.compile(StructuredOutputs(json={"type": "string", "maxLength": 7}))
-
-
-def test_an_interrupt_leaves_no_grammar_to_the_next_description_with_the_same_identity(compiler, monkeypatch):
-    description = StructuredOutputs(choice=["a"])
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("helpers.features.structured_outputs.grammar.weakref.finalize", interrupted)
-        compiler.compile(description)
-    assert id(description) not in compiler._kept
 
 
 LONG = ["b" + "".join(chr(97 + place * number % 26) for place in range(MAX_CHOICE - 1)) for number in range(1, 60)]
