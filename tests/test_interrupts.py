@@ -1,16 +1,12 @@
 """Ctrl-C in any stage of a call: no request and no token is lost or doubled, and nothing is left behind."""
 
-import gc
 import signal
 import subprocess
 import sys
-import threading
-from collections import deque
 
 import pytest
 
 from helpers import SamplingParams
-from helpers.features.beam_search import beam_search
 from helpers.interrupts import deferred
 from tests.support.context_runner import Caller, check_nothing_is_left, check_outputs, check_state
 
@@ -98,58 +94,6 @@ def test_nothing_remains_of_an_interrupted_generate_or_stream(stage, number, way
     check_nothing_is_left(caller.engine)
 
 
-def collect_new_objects() -> None:
-    """Collect what is younger than `gc.disable()`: a search of all objects takes 0.3 seconds late in a test run."""
-    gc.collect(0)
-
-
-def test_a_stream_that_is_collected_in_the_middle_of_an_iteration_leaves_at_its_end():
-    for stage in ("a policy", "the plan", "the pass", "the update", "the outputs"):
-        for number in (0, 2, -1, -3):
-            caller = Caller(12)
-            gc.disable()
-            try:
-                stream = caller.engine.stream([3], SamplingParams(20, ignore_eos=True))
-                next(stream)
-                cycle = [stream]
-                cycle.append(cycle)
-                del stream, cycle
-                disturb(*STAGES[stage](caller.engine), number, collect_new_objects)
-                caller.add("other", [1, 2], 7)
-                caller.finish()
-                collect_new_objects()
-            finally:
-                gc.enable()
-            check_outputs(caller)
-            check_nothing_is_left(caller.engine)
-
-
-@pytest.mark.parametrize("way", ["generate", "close", "beam_search"])
-def test_an_interrupt_before_a_call_has_begun_to_defer_it_does_not_end_the_call_for_good(way):
-    caller = Caller(12)
-    engine, calls = caller.engine, []
-    leave_all = engine.leave_all
-
-    def interrupted(queue):
-        calls.append(queue)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        leave_all(queue)
-
-    engine.leave_all = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        if way == "generate":
-            engine.generate([[3], [4, 5]], SamplingParams(9))
-        elif way == "close":
-            stream = engine.stream([3], SamplingParams(9))
-            next(stream)
-            stream.close()
-        else:
-            beam_search(engine, [3, 4], 2, 5)
-    assert not engine.outputs._subscribers
-    check_nothing_is_left(engine)
-
-
 def test_a_second_interrupt_is_not_deferred():
     done = []
     with pytest.raises(KeyboardInterrupt), deferred(), deferred():
@@ -159,19 +103,6 @@ def test_a_second_interrupt_is_not_deferred():
         done.append("second")
     assert done == ["first"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_on_another_thread_nothing_changes():
-    handlers = deque()
-
-    def work():
-        with deferred():
-            handlers.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert list(handlers) == [signal.default_int_handler]
 
 
 def test_a_program_that_ignores_interrupts_goes_on_and_ends():

@@ -141,20 +141,6 @@ def test_what_an_engine_records_is_assigned_to_rows():
     assert trace.token_times == {"a": [1.0, 2.0], "b": [3.0, 4.0]}
 
 
-def test_an_id_that_is_used_again_is_a_new_request():
-    trace = Trace(rows=2)
-    trace.add([prefill("a", 2), prefill("b", 1)], 0.0, 1.0, step=0)
-    trace.free(["a", "unknown"])
-    trace.add([decode("b")], 1.0, 1.0, step=1)
-    trace.add([decode("b"), prefill("a", 3)], 2.0, 1.0, step=2)
-    trace.add([decode("b")], 3.0, 1.0, step=3)
-    assert rows(trace)[1:] == [
-        [(None, "empty"), ("b", "decode")],
-        [("a", "prefill"), ("b", "decode")],
-        [("a", "stalled"), ("b", "decode")],  # the earlier request of that id was freed, not this one
-    ]
-
-
 def test_retimed_the_iterations_follow_each_other_and_keep_their_counts(continuous):
     retimed = continuous.retimed()
     assert [iteration.start for iteration in retimed.passes] == [0, 1, 2, 3]
