@@ -6,24 +6,20 @@ No test asserts how fast anything is.
 import io
 import json
 import re
-import subprocess
 import sys
-import textwrap
-from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from tqdm import tqdm
 
 from benchmarks import __main__ as program
-from benchmarks import compare, other_programs, report, scheduling_cost, speculation, workloads
-from benchmarks.engines import ExternalEngine, TransformersStatic
+from benchmarks import compare, report, scheduling_cost, workloads
+from benchmarks.engines import TransformersStatic
 from benchmarks.measure import Measurement, TokensDiffer, count_runs, make_shortfall, measure
 from benchmarks.models import find_model
-from benchmarks.other_programs import OtherPrograms, Watch, _Snapshot
+from benchmarks.other_programs import OtherPrograms, Watch
 from benchmarks.worker import Worker, WorkerError
-from helpers import integer_reference, load_model
+from helpers import load_model
 
 VOCABULARY = 50257
 MACHINE = {"processor": "p", "cores": 2, "matrix units": ["amx_bf16"], "date": "today", "versions": {}}
@@ -41,15 +37,14 @@ def known_bandwidth(request, monkeypatch):
 class CountingEngine:
     """A fake engine: counts up from the prompt's first token; the last token is wrong from request `wrong_from` on."""
 
-    ours = samples = False
+    ours = samples = rounds = False
 
-    def __init__(self, name, wrong_from=None, missing=None, log=None, rounds=False):
-        self.rounds = rounds
-        self.name, self.wrong_from, self.missing = name, wrong_from, missing
+    def __init__(self, name, wrong_from=None, log=None):
+        self.name, self.wrong_from = name, wrong_from
         self.log = [] if log is None else log
 
     def why_unavailable(self):
-        return self.missing
+        return None
 
     def load(self, folder, dtype, rows):
         self.log.append(("load", self.name))
@@ -109,13 +104,6 @@ def test_ratios_are_taken_within_a_repeat():
     assert f"{report.ratios(reference, other):.1f}" == "2.0 (2.0–2.5)"
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"results": [{}]}', '{"results": 3}'])
-def test_a_file_that_is_no_report_is_named(tmp_path, capsys, content):
-    (tmp_path / "other.json").write_text(content)
-    assert compare.main([str(tmp_path / "other.json")]) == 2
-    assert "other.json is no report" in capsys.readouterr().err
-
-
 def test_reports_are_read_again_and_machines_compared_side_by_side(tmp_path, capsys):
     here = [measurement("vllm", [2.0, 2.0]), measurement("ragged", [1.0, 1.0]), measurement("llama", [4.0, 4.0])]
     there = [measurement("vllm", [1.0, 1.0]), measurement("ragged", [2.0, 2.0], other_programs=OtherPrograms(1, "x"))]
@@ -131,30 +119,6 @@ def test_reports_are_read_again_and_machines_compared_side_by_side(tmp_path, cap
 
 
 # --- other programs -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_time_of_this_programs_children_is_its_own_and_that_of_others_is_not(own):
-    spin = "import os, sys, time\nwhile time.process_time() < 0.4: pass\n"
-    spin += "print(os.getpid(), flush=True)\nsys.stdin.read()"
-    detached = ["sh", "-c", 'exec 3<&0; "$@" <&3 &', "sh"]  # the parent of its command has ended
-    command = [*([] if own else detached), sys.executable, "-c", spin]
-    before = _Snapshot()
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        spinning = psutil.Process(int(process.stdout.readline()))  # the machine may run other new processes
-        after = _Snapshot()
-    assert (after.own - before.own > 0.3) == own
-    assert (after.others.get(spinning, 0.0) > 0.3) != own
-
-
-def test_other_programs_used_what_was_not_this_programs_and_the_busiest_is_named(monkeypatch):
-    quiet, video = (type(name, (), {"info": {"name": name}})() for name in ("quiet", "video"))
-    snapshots = [
-        SimpleNamespace(time=0.0, busy=100.0, own=50.0, others={quiet: 30.0}),
-        SimpleNamespace(time=10.0, busy=119.0, own=61.0, others={quiet: 31.0, video: 7.0}),
-    ]
-    monkeypatch.setattr(other_programs, "_Snapshot", lambda: snapshots.pop(0))
-    assert Watch().stop() == OtherPrograms(cores=0.8, busiest="video")
 
 
 @pytest.fixture
@@ -175,13 +139,6 @@ def test_figures_taken_beside_another_program_are_refused_and_with_force_marked(
     assert (refused, without.out, forced) == (1, "", 0)
     assert "other programs kept 0.8 cores busy, a video most of all. End them, or use --force." in without.err
     assert "**Not idle**: other programs kept 0.8 cores busy" in shown.out
-
-
-def test_with_keep_the_cases_of_an_earlier_run_stay_in_the_report(run, tmp_path):
-    for name in ("race", "one", "race"):
-        assert run("--smoke", "--keep", "--workloads", name)[0] == 0
-    measured, _ = report.read_json(tmp_path / "benchmark.json")
-    assert [measurement.workload for measurement in measured] == ["one", "race"]
 
 
 def test_a_token_reads_all_weights_but_the_position_embeddings():
@@ -215,47 +172,6 @@ def test_different_tokens_are_refused_before_any_run_is_timed_unless_they_are_ne
     assert (second.identical, second.shortfall) == (0.75, near)
     assert len(seen) == 2 * 8  # both outputs of the 8 requests that differ, and no others
     assert f"| 75% ({near:.2%}) |" in report.markdown([first, second], SETTING)
-
-
-def test_random_tokens_are_counted_and_not_compared_and_an_engine_that_cannot_sample_is_named(tmp_path, run):
-    engines = [CountingEngine("first"), CountingEngine("second", wrong_from=0)]
-    workload = workloads.sampled(workloads.race(VOCABULARY))
-    measured = measure(engines, workload, tmp_path, "float32", 1, settle=0)
-    assert [one.identical for one in measured] == [None, None]
-    text = report.markdown(measured, SETTING)
-    assert "### race, sampled, float32" in text
-    assert text.count("| drawn at random |") == 2
-    code, shown = run("--sampled", "--smoke", engines=engines)
-    assert code == 2 and "Skipped: second, its adapter decodes greedily only." in shown.err
-
-
-def test_all_outputs_of_an_engine_that_rounds_are_compared_with_its_own_model_and_no_others(tmp_path):
-    engines, seen = [CountingEngine("first"), CountingEngine("second", wrong_from=24, rounds=True)], []
-
-    def shortfall(request, output):
-        seen.append(output)
-        return 0.0
-
-    measure(engines, workloads.race(VOCABULARY), tmp_path, "float32", 1, settle=0, shortfall=shortfall)
-    assert seen == engines[1].run(workloads.race(VOCABULARY).requests)
-    with pytest.raises(TokensDiffer, match="second did not give the tokens of its integer reference for race in fl"):
-        measure(engines, workloads.race(VOCABULARY), tmp_path, "float32", 1, shortfall=lambda request, output: 0.01)
-
-
-def test_the_shortfall_of_an_engine_that_rounds_is_that_of_the_integer_reference():
-    model = find_model(smoke=True)
-    reference = integer_reference(load_model(model.folder)[0])
-    prompts = torch.arange(1, 33)[:, None]
-    with torch.no_grad():
-        best = reference(prompts).logits[:, -1].argmax(-1).tolist()
-    shortfalls = {rounds: make_shortfall(model.folder, rounds) for rounds in (False, True)}
-    requests = [workloads.TokenRequest([token], 1) for token in prompts[:, 0].tolist()]
-    missed = {
-        rounds: max(shortfall(request, [token]) for request, token in zip(requests, best, strict=True))
-        for rounds, shortfall in shortfalls.items()
-    }
-    assert missed[True] == 0
-    assert missed[False] > 1e-4  # rounding changes a token of the tiny model
 
 
 def test_greedy_outputs_have_no_shortfall_and_others_the_share_of_the_range_that_they_miss():
@@ -292,15 +208,6 @@ def test_no_figures_are_printed_if_engines_differ(run, tmp_path):
     code, shown = run("--smoke", "--workloads", "race", engines=engines)
     assert code == 1 and "different tokens" in shown.err and shown.out == ""
     assert not list(tmp_path.iterdir())
-
-
-def test_what_cannot_run_is_skipped_with_the_reason(run, tmp_path, monkeypatch):
-    monkeypatch.setenv("BENCH_VLLM_PYTHON", str(tmp_path / "nowhere"))
-    arguments = ["--model", "embedded", "--workloads", "long", "one", "--repeats", "1", "--force"]
-    code, shown = run(*arguments, engines=[CountingEngine("first"), ExternalEngine("vllm")])
-    assert code == 0 and "the model has 512" in shown.err
-    assert "Skipped: vllm, not installed: python -m benchmarks.install vllm." in shown.out
-    assert "vllm" in json.loads((tmp_path / "benchmark.json").read_text())["skipped"]
 
 
 @pytest.mark.slow
@@ -341,55 +248,24 @@ def test_scheduling_cost_separates_iterations_that_admit_from_those_that_decode(
     assert re.search(r"\| 300 blocks, all cached \|.* 0.500 \| 9.000 \|", report)
 
 
-def test_answers_that_are_copied_take_less_than_half_of_the_passes_with_n_gram_lookup(capsys):
-    script = speculation.Script(load_model()[1])
-    plain, ngram = (speculation.count_copies(script, drafts) for drafts in (0, 4))
-    assert plain.tokens == plain.passes == ngram.tokens and plain.drafted == 0
-    assert ngram.passes < plain.passes / 2
-    speculation.main(count_only=True)
-    assert capsys.readouterr().out.count("\n| ") == 6
-
-
 # --- workers --------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Return a function that starts a worker from the body of an engine class; it ends with the test."""
-    workers = []
+def test_the_error_of_a_dead_worker_has_its_status_and_the_last_line_of_its_log(tmp_path):
+    source = f"""
+import os, sys
+sys.path.insert(0, {str(program.HOME.parents[1] / "benchmarks")!r})
+from worker import serve
 
-    def start(body: str) -> Worker:
-        script = tmp_path / "fake_worker.py"
-        source = f"import os, sys\nsys.path.insert(0, {str(program.HOME.parents[1] / 'benchmarks')!r})\n"
-        source += "from worker import serve\nclass Engine:\n" + textwrap.indent(textwrap.dedent(body), "    ")
-        script.write_text(source + "\nserve(Engine())\n")
-        workers.append(Worker("fake", [sys.executable, script], tmp_path / "fake.log"))
-        return workers[-1]
+class Engine:
+    def run(self, requests):
+        print("no memory left", file=sys.stderr, flush=True)
+        os._exit(7)
 
-    yield start
-    for worker in workers:
-        worker.close()
-
-
-def test_what_a_worker_prints_goes_to_its_log_and_not_between_its_replies(start, tmp_path):
-    worker = start("""
-        def run(self, requests):
-            print("a library that prints")
-            os.system("echo and its child")
-            return [[prompt[0]] * tokens for prompt, tokens in requests]
-    """)
-    assert worker.call("run", requests=[[[7], 2], [[8, 9], 1]]) == [[7, 7], [8]]
-    worker.close()
-    assert "a library that prints" in (tmp_path / "fake.log").read_text()
-
-
-def test_the_error_of_a_dead_worker_has_its_status_and_the_last_line_of_its_log(start):
-    worker = start("""
-        def run(self, requests):
-            print("no memory left", file=sys.stderr, flush=True)
-            os._exit(7)
-    """)
+serve(Engine())
+"""
+    (tmp_path / "fake_worker.py").write_text(source)
+    worker = Worker("fake", [sys.executable, tmp_path / "fake_worker.py"], tmp_path / "fake.log")
     with pytest.raises(WorkerError, match=r"fake's process ended with status 7 in run\(\).*no memory left"):
         worker.call("run", requests=[])
-    with pytest.raises(WorkerError, match="status 7"):  # the same error again, not a broken pipe
-        worker.call("run", requests=[])
+    worker.close()
