@@ -153,6 +153,12 @@ def test_an_id_can_be_reused_when_its_request_has_ended():
         assert ends(run(engine)) == {"name": ("cd", "length")}
 
 
+def test_an_automatic_id_is_no_number_in_use():
+    engine = letters_engine()
+    assert engine.add_request("ab", SamplingParams(1), 1) == 1
+    assert [engine.add_request("ab", SamplingParams(2)) for _ in range(3)] == [0, 2, 3]
+
+
 def test_requests_arrive_before_the_given_iterations():
     engine = letters_engine(max_batch_size=4)
     outputs = engine.generate(["a", "b", "c"], params(6, 2, 3), arrivals=[2, 0, 9])

@@ -29,7 +29,7 @@ from helpers.fast.kernels import compiled
 from helpers.fast.quantized_linear import multiply_integers
 from helpers.hardware import cpuinfo
 from helpers.models import clone_sharing_weights, quantize, round_inputs
-from helpers.models.integer_products import EXACT, IntegerLinear
+from helpers.models.integer_products import EXACT, MOST_INPUTS, IntegerLinear
 from helpers.models.quantization import QuantizedLinear
 from tests.support.families import CountingScheduler, count_near_ties
 
@@ -279,3 +279,15 @@ def test_a_model_that_rounds_inputs_is_not_split(rounding):
     model, settings = rounding(model)
     with pytest.raises(ValueError, match='would each round a part of them: leave out compute="int8"'):
         Engine(model, own, EngineConfig(tensor_parallel_size=2, **settings))
+
+
+def test_layers_with_other_integers_or_too_many_inputs_are_refused_by_name():
+    grouped = QuantizedLinear.from_integers(
+        torch.ones(32, 64, dtype=torch.int8), torch.ones(32, 2), 8, None, torch.float32
+    )
+    wide = QuantizedLinear(nn.Linear(MOST_INPUTS + 1, 32), "int8")
+    for layer in (grouped, wide, QuantizedLinear(layer_of(64, 32), "int4")):
+        with pytest.raises(
+            ValueError, match=r"1 cannot multiply integers: it has . bits, . scales .* Leave out compute"
+        ):
+            round_inputs(nn.Sequential(nn.ReLU(), layer))

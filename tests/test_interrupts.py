@@ -94,6 +94,18 @@ def test_nothing_remains_of_an_interrupted_generate_or_stream(stage, number, way
     check_nothing_is_left(caller.engine)
 
 
+def test_a_stream_that_is_closed_in_the_middle_of_an_iteration_leaves_at_its_end():
+    """Python may close a stream that is no longer used at any time."""
+    caller = Caller(12)
+    stream = caller.engine.stream([3], SamplingParams(20, ignore_eos=True))
+    next(stream)
+    disturb(caller.engine.scheduler, "update", 2, stream.close)
+    caller.add("other", [1, 2], 7)
+    caller.finish()
+    check_outputs(caller)
+    check_nothing_is_left(caller.engine)
+
+
 def test_a_second_interrupt_is_not_deferred():
     done = []
     with pytest.raises(KeyboardInterrupt), deferred(), deferred():

@@ -382,6 +382,15 @@ def test_a_cache_folder_that_cannot_be_written_is_a_reason_and_not_a_crash(fresh
     assert "File exists" in kernels.unavailable()
 
 
+@needs_kernels
+def test_a_changed_source_is_compiled_anew(fresh):
+    found = {name_of_library(0)}
+    for name in SMALL[:2]:
+        (compiled.SOURCES / name).write_text((compiled.SOURCES / name).read_text() + "// changed\n")
+        found.add(name_of_library(0))
+    assert len(found) == 3
+
+
 # --- in an engine -----------------------------------------------------------------------------------------------------
 
 

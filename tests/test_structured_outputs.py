@@ -497,16 +497,12 @@ def test_an_overflow_of_the_stack_ends_only_the_worker(compiler, monkeypatch):
         compiler.compile(StructuredOutputs(grammar=chain(2900)))
 
 
-def test_the_worker_starts_late_is_reused_and_ends_with_its_compiler():
+def test_the_worker_ends_with_its_compiler():
     tokenizer = byte_tokenizer()
     compiler = GrammarCompiler(tokenizer, ModelInfo(len(tokenizer), 1000, frozenset({0})))
-    compiler.compile(StructuredOutputs(choice=["a"]))
-    compiler.compile(StructuredOutputs(regex="[a-z]+"))
-    assert compiler.worker._process is None, "these are small"
-    for length in (2, 3):
-        compiler.compile(StructuredOutputs(json={"type": "string", "maxLength": length}))
-        process = compiler.worker._process
-    assert process.poll() is None and process is compiler.worker._process and compiler.quick_worker._process is None
+    compiler.compile(StructuredOutputs(json={"type": "string", "maxLength": 2}))
+    process = compiler.worker._process
+    assert process.poll() is None
     del compiler
     gc.collect()
     assert process.poll() is not None
@@ -530,6 +526,21 @@ def test_what_takes_long_is_given_up_after_a_moment_and_its_worker_goes_on(compi
         assert not compiler.compile_quickly(description)
     assert process is compiler.quick_worker._process and process.poll() is None
     assert compiler.compile_quickly(StructuredOutputs(json={"type": "string", "maxLength": 32}))
+
+
+def test_the_answer_to_an_interrupted_check_is_not_read_as_that_to_the_next(compiler, monkeypatch):
+    compiler.compile(StructuredOutputs(json={"type": "null"}))
+    stdin = compiler.worker._process.stdin
+    flush = stdin.flush
+
+    def interrupted():
+        flush()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(stdin, "flush", interrupted)
+        compiler.compile(StructuredOutputs(json={"type": "unknown"}))
+    assert compiler.compile(StructuredOutputs(json={"type": "string", "maxLength": 7}))
 
 
 LONG = ["b" + "".join(chr(97 + place * number % 26) for place in range(MAX_CHOICE - 1)) for number in range(1, 60)]
