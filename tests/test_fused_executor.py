@@ -162,15 +162,6 @@ def test_a_model_with_other_operations_is_computed_in_many_calls(settings, calls
     assert has_executor(engine.runner) or settings.get("change") is replace_a_layer
 
 
-def test_where_pytorch_computes_the_attention_of_chunks_only_decodes_are_computed_in_one_call(calls, monkeypatch):
-    monkeypatch.setattr(attention, "_measure", lambda *_: False)
-    engine = make_engine(prefix_caching=False)
-    calls.clear()
-    run(engine, monkeypatch)
-    work = [[step.work for step in one.row_steps if step.work != "empty"] for one in engine.trace.passes]
-    assert calls == [len(rows) for rows in work if set(rows) == {"decode"}]
-
-
 @pytest.mark.parametrize("slots", [[10**9], [-(10**9)], []], ids=str)
 def test_a_slot_that_does_not_exist_is_an_error(slots, calls):
     """A student's function may return it."""
@@ -181,16 +172,6 @@ def test_a_slot_that_does_not_exist_is_an_error(slots, calls):
     with pytest.warns(UserWarning, match="IndexError"):
         engine.generate(PROMPTS[:1], SamplingParams(max_tokens=3, ignore_eos=True))
     assert len(calls) <= 1, "the prompt's"
-
-
-def test_small_layers_are_packed_for_the_one_call(calls, monkeypatch):
-    """They are not replaced in a large model."""
-    monkeypatch.setattr(linear, "is_plain", lambda layer: type(layer) is Conv1D and layer.nf == 128)  # the MLP's inputs
-    engine = make_engine()
-    actual = run(engine, monkeypatch)
-    assert calls and type(engine.runner.model.transformer.h[0].attn.c_attn) is Conv1D
-    expected = run(engine, monkeypatch, fused=False)
-    assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(actual, expected, strict=True))
 
 
 def test_small_quantized_layers_are_read_by_the_one_call(calls, monkeypatch):

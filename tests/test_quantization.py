@@ -218,25 +218,6 @@ def test_the_kernel_refuses_what_does_not_fit():
         multiply_quantized(quantized, torch.randn(2, 40).bfloat16())
 
 
-@in_all_ways
-def test_gradients_of_the_inputs_are_those_of_the_rounded_weight(weights, change):
-    """A layer that rounds its inputs leaves them as they are while gradients are recorded."""
-    quantized = change(QuantizedLinear(layer_of(), weights))
-    x = torch.randn(2, 40, requires_grad=True)
-    quantized(x).sum().backward()
-    torch.testing.assert_close(x.grad, quantized.weight.sum(0).expand(2, -1))
-
-
-@in_both_formats
-def test_a_cast_changes_the_dtype_of_the_numbers_and_not_the_scales(weights):
-    quantized = QuantizedLinear(layer_of(), weights)
-    scales = quantized.scales.clone()
-    cast = quantized.to(torch.bfloat16)
-    assert cast.dtype is cast.bias.dtype is cast.weight.dtype is torch.bfloat16
-    assert cast.scales.dtype is FORMATS[weights].scale_dtype and torch.equal(cast.scales, scales)
-    assert cast(torch.randn(2, 40).bfloat16()).dtype is torch.bfloat16
-
-
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
@@ -303,19 +284,6 @@ def test_the_verbs_run_a_model_that_was_loaded_quantized(pair):
     actual = generate_continuous(requests, 2, model, tokenizer).outputs
     assert [output.token_ids for output in actual] == [output.token_ids for output in expected]
     assert Engine(model, tokenizer, EngineConfig(weights="int8")).generate(["The"], SamplingParams(max_tokens=2))
-
-
-@needs_kernels
-@in_both_formats
-@torch.no_grad()
-def test_in_bfloat16_logits_are_as_close_as_rounding_allows(pair, weights):
-    """The weights are rounded once, from float32, and the integers are exact in bfloat16."""
-    model, ids = pair[0], torch.arange(1, 31).view(3, 10)
-    exact = dequantized(model, weights)(ids).logits
-    half = Engine(*pair, EngineConfig(weights=weights, dtype=torch.bfloat16)).model
-    plain = copy.deepcopy(dequantized(model, weights)).to(torch.bfloat16)
-    error, plain_error = ((one(ids).logits.float() - exact).abs().mean() for one in (half, plain))
-    assert 0 < error <= plain_error
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

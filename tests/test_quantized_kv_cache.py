@@ -11,12 +11,10 @@ import pytest
 import torch
 import transformers
 from conftest import LONGEST, PROMPTS, random_pair, spied
-from test_beam_search import by_transformers, check_beams
 from test_kernels import SIZES, Cache
-from test_speculation import WrongAtTheEnd
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from helpers import Engine, EngineConfig, RoundedKVCache, SamplingParams, tiny_adapter
+from helpers import Engine, EngineConfig, RoundedKVCache, SamplingParams
 from helpers.fast import kernels
 from helpers.features.quantized_kv_cache.pool import QuantizedKVPool, QuantizedVectors
 from helpers.features.quantized_kv_cache.rounding import quantize_vectors, rounded
@@ -127,21 +125,6 @@ def test_whatever_happens_every_greedy_request_gets_the_tokens_of_the_reference(
     assert all(events[name] > 5 for name in EVENTS), events
 
 
-def test_drafts_change_no_token(always_drafts):
-    pair = random_pair("llama")
-    expected = expected_tokens(*pair)
-    texts = [pair[1](prompt)["input_ids"] + tokens for prompt, tokens in zip(PROMPTS[:6], expected, strict=True)]
-    engine = make_engine(pair, speculative=WrongAtTheEnd(texts), max_tokens_per_step=20)
-    assert tokens_of(engine) == expected
-    assert 5 < engine.trace.accepted_tokens < engine.trace.drafted_tokens
-
-
-def test_beams_are_those_of_transformers_with_the_same_cache():
-    pair = random_pair("gpt2")
-    expected = by_transformers(*pair, PROMPTS[1], 3, 12, past_key_values=RoundedKVCache())
-    check_beams(make_engine(pair).beam_search(PROMPTS[1], 3, 12), expected)
-
-
 def test_samples_copy_integers_and_scales(random_pairs, monkeypatch):
     copies, params = [], SamplingParams(max_tokens=9, temperature=1.0, n=3, seed=5, ignore_eos=True)
     monkeypatch.setattr(QuantizedKVPool, "copy_block", spied(QuantizedKVPool.copy_block, copies))
@@ -157,16 +140,6 @@ def test_batch_invariant_execution_reads_rounded_vectors(random_pairs):
     engine = make_engine(random_pairs, batch_invariant=True)
     assert tokens_of(engine) == expected_tokens(*random_pairs)
     assert isinstance(engine.runner.pool, QuantizedKVPool)
-
-
-def test_adapters_share_the_quantized_cache(embedded):
-    """Their keys depend on the adapter, so those of other tokens would show."""
-    engine = make_engine(embedded)
-    engine.load_adapter("sea", tiny_adapter("sea"))
-    mixed = tokens_of(engine, adapter=["sea", None] * 3)
-    for adapter, places in (("sea", range(0, 6, 2)), (None, range(1, 6, 2))):
-        single = tokens_of(engine, adapter=adapter)
-        assert [mixed[place] for place in places] == [single[place] for place in places]
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -188,16 +161,6 @@ def test_the_kernel_computes_attention_to_the_rounded_vectors(dtype, tolerance, 
     actual = cache.attend(query, window)
     cache.keys, cache.values = (one[:] for one in stored)
     assert (actual.float() - cache.attend(query, window).float()).abs().max() < tolerance
-
-
-@needs_kernels
-def test_the_kernel_reads_the_integers_in_an_engine(random_pairs, monkeypatch):
-    engine, calls = make_engine(random_pairs, linear_backend="pytorch"), []
-    monkeypatch.setattr(kernels, "paged_attention", spied(kernels.paged_attention, calls))
-    monkeypatch.setattr(QuantizedVectors, "__getitem__", lambda *_: pytest.fail("made a copy of floats"))
-    monkeypatch.setattr("helpers.fast.attention._measure", lambda *_: True)
-    tokens_of(engine)
-    assert calls and all(isinstance(keys, QuantizedVectors) for _, keys, *_ in calls)
 
 
 # --- memory and refusals ----------------------------------------------------------------------------------------------

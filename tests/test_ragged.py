@@ -97,22 +97,6 @@ def test_attention_of_a_sequence_is_what_its_definition_says(kv_heads, with_sink
     assert torch.allclose(actual, reference_attention(query, key, value, window, scaling, softcap, sinks), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "keys", "window"), [(1, 64, None), (1, 65, None), (1, 200, 50), (3, 200, None), (90, 90, None)]
-)
-def test_in_bfloat16_attention_is_as_close_to_its_definition_as_rounding_allows(tokens, keys, window):
-    generator = torch.Generator().manual_seed(1)
-    query, key, value = (
-        torch.randn(*shape, generator=generator).bfloat16() for shape in ((4, tokens, 8), (2, keys, 8), (2, keys, 6))
-    )
-    settings = AttentionSettings(window=window)
-    mask = QuerySegment(0, tokens, keys - tokens, []).mask(settings, query)
-    actual = attend_one(query, key, value, mask, settings)
-    exact = reference_attention(query.double(), key.double(), value.double(), window, None, None, None)
-    assert actual.dtype == torch.bfloat16
-    assert torch.allclose(actual.double(), exact, atol=0.01)
-
-
 # --- what a pass computes ---------------------------------------------------------------------------------------------
 
 

@@ -166,10 +166,3 @@ def test_a_trace_may_forget_all_but_the_last_iterations():
     assert rows(trace) == [[(None, "empty"), ("b", "decode")]] * 3
     assert trace.token_times == {"b": [7.0, 8.0, 9.0]} and trace.seconds == 9.0
     assert trace.retimed().forward_passes == 3
-
-
-def test_a_trace_of_nothing_counts_nothing():
-    trace = Trace(rows=4)
-    assert trace.forward_passes == trace.slot_steps == trace.output_tokens == trace.wasted_slot_steps == 0
-    assert trace.prompt_tokens == trace.prompt_padding == trace.seconds == trace.work.total() == 0
-    assert trace.token_times == {}
