@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from test_executor import RECOGNIZED
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from helpers import Engine, EngineConfig, Request, SamplingParams, StructuredOutputs, dequantized
+from helpers import Engine, EngineConfig, Request, SamplingParams, dequantized
 from helpers.fast import attention, kernels
 from helpers.fast.fused_executor import FusedExecutor
 from helpers.fast.linear_backends import available_backends
@@ -261,25 +261,6 @@ def test_adapters_run_on_quantized_weights(company, weights):
 
 def merged_engine(company, name: str, **config) -> Engine:
     return Engine(company.merged[name], company.tokenizer, EngineConfig(**TINY | config))
-
-
-@pytest.mark.parametrize(
-    "params",
-    [
-        SamplingParams(max_tokens=12, temperature=0.8, seed=3, n=3),
-        SamplingParams(max_tokens=12, temperature=1.2, top_p=0.9, seed=4),
-        SamplingParams(max_tokens=12, repetition_penalty=1.2),
-        SamplingParams(max_tokens=12, structured_outputs=StructuredOutputs(regex="[a-f]{3,9}")),
-    ],
-    ids=["samples", "seed", "penalty", "structured"],
-)
-def test_samples_rules_and_structures_are_those_of_the_merged_model(company, params):
-    engine = company.engine()
-    for name in company.names[1:5]:
-        engine.add_request(PROMPTS[2], GREEDY, adapter=name)  # company
-    for name in company.names[2:8:2]:
-        outputs = engine.generate(PROMPTS[1], params, adapter=name)
-        assert token_ids(outputs) == token_ids(merged_engine(company, name).generate(PROMPTS[1], params))
 
 
 def test_streams_beams_scores_and_continued_outputs_are_those_of_the_merged_model(company):

@@ -163,22 +163,6 @@ def test_a_cached_prefix_is_used_until_the_weights_change_and_forgotten_then():
 # --- update_weights ---------------------------------------------------------------------------------------------------
 
 
-def test_samples_of_one_request_all_finish_with_the_old_weights():
-    model, tokenizer = own_pair("llama")
-    engine = Engine(model, tokenizer, EngineConfig(execution="ragged", **SETTINGS | {"max_batch_size": 2}))
-    params = SamplingParams(LIMIT, ignore_eos=True, temperature=1.0, seed=3, n=3)
-    (*expected,) = Engine(*own_pair("llama")).generate(PROMPTS[0], params)
-    (*later,) = Engine(updated("llama", 1), tokenizer).generate(PROMPTS[1], params)
-    first, outputs = engine.add_request(PROMPTS[0], params), {}
-    engine.step()
-    engine.update_weights(updated("llama", 1), running="finish")
-    second = engine.add_request(PROMPTS[1], params)
-    while engine.has_unfinished_requests():
-        outputs |= {(output.request_id, output.index): output.token_ids for output in engine.step()}
-    for request_id, wanted in ((first, expected), (second, later)):
-        assert [outputs[request_id, index] for index in range(3)] == [output.token_ids for output in wanted]
-
-
 def test_weights_that_count_no_writes_are_updated_too():
     """Those that were made in inference mode have no version, so nothing but the call says that they have changed."""
     with torch.inference_mode():

@@ -6,13 +6,11 @@ The engines of test_ragged_exactness.py use it, too, for the families listed her
 import pytest
 import torch
 import transformers
-from conftest import PROMPTS, alone
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine import Chunk, Plan, Sequence
-from helpers.fast import attention, kernels, plain_executor
+from helpers.fast import kernels, plain_executor
 from helpers.fast.attention import attend_with_kernel
 from helpers.fast.executor import Executor
 from helpers.fast.recognition import recognize
@@ -173,22 +171,3 @@ def test_a_hook_is_called_although_the_model_is_known(module):
         two_passes(runner)
         assert len(calls) == 2, "the hook is gone"
         calls.clear()
-
-
-# --- what is computed -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kernel_wins", [False, True])
-@pytest.mark.parametrize("is_recognized", [False, True])
-def test_an_engine_gives_the_model_s_tokens_whichever_way_is_chosen(
-    random_pairs, kernel_wins, is_recognized, monkeypatch
-):
-    """The attention of chunks is chosen by measurement, so a test must force both choices."""
-    monkeypatch.setattr(attention, "_measure", lambda *_: kernel_wins)
-    model, tokenizer = random_pairs
-    engine = Engine(model, tokenizer, EngineConfig(execution="ragged", max_tokens_per_step=20, block_size=4))
-    assert has_executor(engine.runner)
-    if not is_recognized:
-        call_as_usual(engine.runner)
-    outputs = engine.generate(PROMPTS, SamplingParams(max_tokens=20))
-    assert [output.token_ids for output in outputs] == [alone(model, tokenizer, prompt, 20) for prompt in PROMPTS]

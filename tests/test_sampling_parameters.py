@@ -22,7 +22,6 @@ from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine import ModelInfo
 from helpers.features.token_rules import TokenRules, TokenRulesMaker
 from helpers.features.token_rules.logits import TokenScores
-from tests.support.families import CountingScheduler
 
 VOCABULARY = 12
 LETTER_A = byte_tokenizer()("a")["input_ids"]
@@ -150,32 +149,6 @@ def test_greedy_tokens_equal_those_of_generate_with_the_same_processors(family, 
     for number, setting in enumerate(SETTINGS[1:], start=1):
         changed = [ids != plain[prompt] for (n, prompt), ids in zip(requests, expected, strict=True) if n == number]
         assert any(changed), f"{setting} changes nothing, so it proves nothing"
-
-
-# --- seeds ----------------------------------------------------------------------------------------------------------
-
-CONTROLLED = SamplingParams(
-    20, temperature=1.2, seed=3, frequency_penalty=0.7, presence_penalty=0.5, logit_bias={65: 2.0}, min_tokens=15,
-    stop_token_ids=[101], bad_words=["o", " a"], allowed_token_ids=range(0, 256, 3),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"execution": "padded", "max_batch_size": 3},
-        {"max_batch_size": 4, "max_tokens_per_step": 9},
-        {"max_batch_size": 4, "block_size": 4, "num_blocks": 22},  # too few blocks for four sequences
-    ],
-    ids=str,
-)
-def test_penalised_and_constrained_samples_depend_on_neither_company_nor_preemption(random_pairs, config):
-    (expected,) = Engine(*random_pairs).generate(PROMPTS[1], CONTROLLED)
-    others = [SamplingParams(30, temperature=1.0, ignore_eos=True), replace(CONTROLLED, n=2), SamplingParams(20)]
-    engine = Engine(*random_pairs, EngineConfig(**config, scheduler_cls=CountingScheduler))
-    outputs = engine.generate([PROMPTS[8], PROMPTS[1], PROMPTS[0], PROMPTS[2]], [others[0], CONTROLLED, *others[1:]])
-    assert outputs[1].token_ids == expected.token_ids
-    assert bool(engine.scheduler.num_preempted) == ("num_blocks" in config)
 
 
 # --- where an output ends -------------------------------------------------------------------------------------------
