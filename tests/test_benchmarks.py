@@ -5,7 +5,6 @@ No test asserts how fast anything is.
 
 import io
 import json
-import re
 import sys
 
 import pytest
@@ -13,13 +12,12 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import __main__ as program
-from benchmarks import compare, report, scheduling_cost, workloads
+from benchmarks import compare, report, workloads
 from benchmarks.engines import TransformersStatic
 from benchmarks.measure import Measurement, TokensDiffer, count_runs, make_shortfall, measure
 from benchmarks.models import find_model
 from benchmarks.other_programs import OtherPrograms, Watch
 from benchmarks.worker import Worker, WorkerError
-from helpers import load_model
 
 VOCABULARY = 50257
 MACHINE = {"processor": "p", "cores": 2, "matrix units": ["amx_bf16"], "date": "today", "versions": {}}
@@ -228,24 +226,6 @@ def test_a_smoke_run_works_end_to_end_and_writes_report_json_and_plot(tmp_path, 
     assert all(bandwidth > 0 for one in written["results"] for bandwidth in one["bandwidth"])
     assert "random weights" in (tmp_path / "benchmark.svg").read_text()
     assert (tmp_path / "benchmark.md").read_text().startswith("Model: ")
-
-
-# --- what is measured in turns ----------------------------------------------------------------------------------------
-
-
-def test_scheduling_cost_separates_iterations_that_admit_from_those_that_decode():
-    cases = [
-        scheduling_cost.Case(),
-        scheduling_cost.Case("longest_first", waiting=3),
-        scheduling_cost.Case(num_blocks=300, block_size=1, cached=True),
-    ]
-    model, tokenizer = load_model()
-    results = {name: scheduling_cost.measure(pair, tokenizer, cases, 1) for name, pair in [("no", None), ("a", model)]}
-    assert {len(batch) for times in results.values() for batches in times.values() for batch in batches} == {16}
-    times = {case: [[milliseconds, *[0.5] * 15]] for case, milliseconds in zip(cases, (7, 8, 9), strict=True)}
-    report = scheduling_cost.report(results | {"made up": times})
-    assert re.search(r"\| longest_first, 3 waiting \|.* 0.500 \| 8.000 \|", report)
-    assert re.search(r"\| 300 blocks, all cached \|.* 0.500 \| 9.000 \|", report)
 
 
 # --- workers --------------------------------------------------------------------------------------------------------

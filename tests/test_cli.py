@@ -16,7 +16,6 @@ from conftest import PROMPTS
 
 from helpers import Engine, EngineConfig, SamplingParams, model_engine, models
 from helpers.__main__ import SamplingOptions, command, main
-from helpers.runners.sampling import BatchSampler
 from tests.support.adapters import merged, write_adapter
 
 ROOT = Path(__file__).parents[1]
@@ -281,22 +280,6 @@ def test_a_prompt_or_a_line_that_fails_costs_the_others_nothing(tmp_path, capsys
     assert [line["finish_reason"] for line in lines] == ["length", "error", "length"]
     assert [said in line.get("error", "") for line in lines] == [False, True, False]
     assert output.err == ""
-
-
-def test_an_output_that_fails_midway_is_reported_and_the_others_are_printed(monkeypatch, embedded, capsys):
-    prompt, sample = embedded[1]("The quick brown fox")["input_ids"], BatchSampler.sample
-
-    def sample_or_fail(sampler, chunks, logits):
-        sampled = sample(sampler, chunks, logits)
-        for sequence in sampled:
-            if len(sequence.token_ids) == len(prompt) + 2 and sequence.token_ids[: len(prompt)] == prompt:
-                sampled[sequence] = [RuntimeError("no luck")]
-        return sampled
-
-    monkeypatch.setattr(BatchSampler, "sample", sample_or_fail)
-    assert main(["What comes up", "The quick brown fox", "--max-tokens", "3"]) == 1
-    output = capsys.readouterr()
-    assert (output.out, output.err) == ("What comes up must come down\n", "prompt 2: RuntimeError: no luck\n")
 
 
 def test_ctrl_c_prints_what_is_finished(monkeypatch, capsys):
