@@ -8,7 +8,6 @@ code; add `Phase.shrink` to PHASES to get the shortest one, which takes some min
 from collections import Counter
 
 import pytest
-import torch
 from conftest import LONGEST, PROMPTS, alone, random_pair
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -176,19 +175,3 @@ def test_in_whatever_order_requests_join_and_leave_each_one_gets_its_own_tokens(
     machine = type(f"Batching_{family}", (BatchingMachine,), attributes)
     run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=30, phases=PHASES))
     assert all(machine.events[event] >= 2 for event in EVENTS), machine.events
-
-
-# --- the prompts are suitable -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("family", PAIRS)
-def test_no_output_has_a_near_tie_that_rounding_could_flip(family):
-    # The logits of batched and single runs differ by about 1e-5.
-    model, tokenizer = PAIRS[family]()
-    for prompt in PROMPTS:
-        prompt_ids = tokenizer(prompt)["input_ids"]
-        ids = torch.tensor([prompt_ids + alone(model, tokenizer, prompt, LONGEST)], device=model.device)
-        with torch.no_grad():
-            logits = model(ids).logits[0, len(prompt_ids) - 1 : -1]
-        best, second = logits.topk(2).values.unbind(-1)
-        assert (best - second).min() > 1e-3, f"{prompt!r}: choose another prompt or, for a random model, another seed"

@@ -13,7 +13,7 @@ from conftest import alone
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine import Sequence
 from tests.support import use_copy
-from tests.support.core_size import PACKAGE, Calls, calls_of, lines_of_code, table
+from tests.support.core_size import PACKAGE, Calls, calls_of, lines_of_code
 
 APPLICATIONS = ("server", "cluster", "simulator", "load_test", "checks", "plots")
 FEATURES = sorted(path.stem for path in (PACKAGE / "features").iterdir() if not path.stem.startswith("__"))
@@ -105,11 +105,11 @@ def test_the_engine_has_few_lines_of_code():
 
 
 def test_a_plain_request_runs_through_few_files(plain_request):
-    assert len(plain_request.lines) <= 16, table(plain_request)
+    assert len(plain_request.lines) <= 16, plain_request.by_file
 
 
 def test_a_plain_request_runs_few_lines_of_code(plain_request):
-    assert plain_request.lines_of_functions <= 648, table(plain_request)
+    assert plain_request.lines_of_functions <= 648, plain_request.by_file
 
 
 def test_the_scheduler_fits_on_a_few_screens():

@@ -47,20 +47,17 @@ class Calls:
     lines: dict[Path, dict[int, frozenset[int]]]
 
     @property
-    def num_functions(self) -> int:
-        return sum(map(len, self.lines.values()))
-
-    @property
     def lines_of_functions(self) -> int:
-        return sum(map(self.lines_in, self.lines))
+        return sum(self.by_file.values())
 
     @property
-    def lines_of_files(self) -> int:
-        return sum(len(lines_of_code(path)) for path in self.lines)
-
-    def lines_in(self, path: Path) -> int:
-        """Return the lines of code of a file's functions."""
-        return len(frozenset().union(*self.lines[path].values()))
+    def by_file(self) -> dict[str, int]:
+        """The number of lines of code of each file's functions, the most first."""
+        sizes = {
+            str(path.relative_to(ROOT)): len(frozenset().union(*functions.values()))
+            for path, functions in self.lines.items()
+        }
+        return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
 def calls_of(function: Callable[[], object], folder: Path = PACKAGE) -> Calls:
@@ -101,14 +98,3 @@ def _functions(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Return the functions and methods of a file, outer ones first."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return [node for node in ast.walk(tree) if isinstance(node, FUNCTION)]  # breadth first
-
-
-def table(calls: Calls) -> str:
-    """Return the files with the lines of code that were called, the most first."""
-    lines = [f"{'functions':>9} {'lines':>6} {'of file':>8}"]
-    for path in sorted(calls.lines, key=calls.lines_in, reverse=True):
-        count, whole = len(calls.lines[path]), len(lines_of_code(path))
-        lines.append(f"{count:9} {calls.lines_in(path):6} {whole:8}  {path.relative_to(ROOT)}")
-    totals = calls.num_functions, calls.lines_of_functions, calls.lines_of_files, len(calls.lines)
-    lines.append("{:9} {:6} {:8}  {} files".format(*totals))
-    return "\n".join(lines)
