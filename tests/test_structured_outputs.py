@@ -227,12 +227,16 @@ LINK = {
         ({"$ref": "#/$defs/link", "$defs": {"link": LINK}}, False),
         ({"$ref": "#/$defs/link", "$defs": {"link": LINK | {"required": []}}}, True),
         ({"$ref": "#/$defs/link", "$defs": {"link": {"anyOf": [LINK, {"type": "null"}]}}}, True),
+        ({"oneOf": [{"$ref": "#/$defs/link"}], "$defs": {"link": {"anyOf": [LINK, LINK]}}}, False),
         ({"allOf": [{"type": "object"}, {"$ref": "#/$defs/link"}], "$defs": {"link": LINK}}, False),
         ({"type": "array", "items": {"$ref": "#"}}, True),
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, False),
         ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 1}, True),
+        ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 2}, False),
+        ({"$ref": "#/a~1b", "a/b": {"$ref": "#/c/0"}, "c": [{"$ref": "#/d"}], "d": {"type": "null"}}, True),
         ({"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}, False),
         ({"$ref": "#/nowhere"}, True),  # llguidance's error
+        ({"type": "null", "a": {"$ref": "#/b"}, "b": {"type": "array", "minItems": "a"}}, True),  # no value gets there
     ],
     ids=str,
 )
