@@ -1,14 +1,14 @@
 """The block manager's accounts: small cases by hand, and a state machine that knows what is in every slot.
 
 There is no model. What a slot holds is recorded as the tokens that were computed up to there, and every sequence must
-find exactly its own in the slots that its block table names. Free blocks are compared with a model that searches a set.
+find exactly its own in the slots that its block table names.
 The order of evictions is test_eviction.py.
 """
 
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -126,27 +126,6 @@ def test_an_allocation_costs_no_more_among_a_hundred_thousand_blocks():
 
 
 # --- free blocks ------------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=300, phases=[Phase.generate])
-@given(st.integers(1, 40), st.lists(st.tuples(st.booleans(), st.integers(0, 39)), max_size=120))
-def test_a_free_block_is_taken_and_the_next_one_if_it_is_free(count, actions):
-    blocks, free, allocated = FreeBlocks(count), set(range(count)), []
-    for is_take, which in actions:
-        if is_take and free:
-            # Behind an allocated block, or with none to be near.
-            after = allocated[which % len(allocated)] if allocated and which < 30 else None
-            allocated.append(blocks.take(after))
-            if after is not None and after + 1 in free:
-                assert allocated[-1] == after + 1
-            free.remove(allocated[-1])
-        elif allocated:
-            free.add(allocated.pop(which % len(allocated)))
-            blocks.add(min(free - blocks))
-        assert len(blocks) == len(free) and bool(blocks) == bool(free)
-    assert {blocks.take() for _ in range(len(free))} == free
-    with pytest.raises(KeyError):
-        blocks.take()
 
 
 def test_sequences_that_start_together_have_room_to_grow():

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import PROMPTS, CountingModel, alone, letter_tokenizer, random_pair
+from conftest import PROMPTS, CountingModel, letter_tokenizer, random_pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -145,17 +145,6 @@ def test_a_draw_depends_on_the_seed_the_output_and_the_place_alone():
     assert len(numbers) == 5**3 and all(0 <= number < 1 for number in numbers)
     logits = torch.zeros(500)
     assert choose(logits, [1, 1, 9], temperature=1.0, seed=3) == choose(logits, [1, 1, 8], temperature=1.0, seed=3)
-
-
-def test_requests_with_different_parameters_share_a_batch(random_pairs):
-    params = [SamplingParams(max_tokens=6 + n, **{"temperature": 1.0, **one}, seed=n) for n, one in enumerate(SETTINGS)]
-    params += [SamplingParams(max_tokens=30), SamplingParams(max_tokens=10, repetition_penalty=2.0)]
-    prompts = [PROMPTS[n % len(PROMPTS)] for n in range(len(params))]
-    together = Engine(*random_pairs, EngineConfig(max_batch_size=len(params))).generate(prompts, params)
-    single = Engine(*random_pairs, EngineConfig(execution="padded"))
-    for output, *request in zip(together, prompts, params, strict=True):
-        assert output.token_ids == single.generate(*request)[0].token_ids
-    assert together[-2].token_ids == alone(*random_pairs, prompts[-2], 30)
 
 
 # --- logprobs -------------------------------------------------------------------------------------------------------
