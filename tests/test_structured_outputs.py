@@ -20,9 +20,8 @@ import torch
 from conftest import PROMPTS, byte_tokenizer, letters, random_pair, wrapped  # noqa: F401
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from test_detokenizer import sentencepiece_tokenizer
 from test_speculation import WrongAtTheEnd
-from tokenizers import Tokenizer, decoders, normalizers
-from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers import Engine, EngineConfig, SamplingParams, StructuredOutputs
@@ -60,20 +59,6 @@ def structured(max_tokens=None, temperature=1.0, **others):
     return SamplingParams(
         max_tokens=max_tokens, temperature=temperature, structured_outputs=StructuredOutputs(**given), **others
     )
-
-
-def sentencepiece_tokenizer():
-    """Return a tokenizer in the style of sentencepiece: ▁ for a space, some words, and a token for every byte."""
-    words = ["▁", *"abcdefghijklmnopqrstuvwxyz0123456789{}[]:,.-\"'ABC", "tr", "ue", '▁"', '":', "true", "▁t"]
-    merges = [("t", "r"), ("u", "e"), ("▁", '"'), ('"', ":"), ("tr", "ue"), ("▁", "t")]
-    tokens = ["<eos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
-    model = BPE({token: id for id, token in enumerate(tokens)}, merges, unk_token="<unk>", byte_fallback=True)
-    bare = Tokenizer(model)
-    bare.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    bare.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return wrapped(bare)
 
 
 @functools.cache
