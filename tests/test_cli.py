@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from tests.support.adapters import merged, write_adapter
 ROOT = Path(__file__).parents[1]
 TOO_LONG = "word " * 600
 TIMEOUT = 300  # seconds: a command line that hangs fails its test
-OPTIONS = [field.name for field in fields(SamplingParams) if field.name != "structured_outputs"]
 
 
 def json_lines(capsys) -> list[dict]:
@@ -170,16 +168,6 @@ def test_the_outputs_of_a_prompt_are_printed_together(embedded, capsys):
     texts = [f"{label}{line['prompt']}{line['text']}\n" for label, line in zip(labels, lines, strict=True)]
     main([*prompts, *options])
     assert capsys.readouterr().out == "".join([*texts[:3], "\n", *texts[3:]])
-
-
-def test_every_option_says_what_it_does(no_model, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")
-    assert main(["--help"]) == 0
-    shown = capsys.readouterr().out
-    for name in OPTIONS:
-        assert f"--{name.replace('_', '-')} " in shown
-    assert "0 takes the best token; above 0, logits are divided by it before a token is drawn. [default: 0.0]" in shown
-    assert "how many sequences run at once. [default: 8]" in shown
 
 
 def test_an_option_reads_what_its_field_holds():

@@ -125,15 +125,6 @@ def test_text_is_shown_as_soon_as_it_is_certain(kind):
     assert shown == [text_of(ids[: n + 1], tokenizer) for n in range(len(ids))]
 
 
-def test_a_decoder_that_withdraws_text_does_not_end_the_output():
-    # WordPiece joins "do n't" when it sees the second half. No text is right then, but there must be one.
-    tokenizer = letter_tokenizer()
-    tokenizer.backend_tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "x")])
-    detokenizer, shown = decoded(tokenizer, [3, 1, 2, 4])  # "c", "ca", "cx", "cxd"
-    assert shown[:2] == ["c", "ca"]
-    assert shown == sorted(shown, key=len) and detokenizer.text.startswith("ca") and detokenizer.text.endswith("d")
-
-
 def test_the_space_before_a_first_word_is_text_unless_the_tokenizer_adds_it_to_every_text():
     tokenizer = tokenizer_of("sentencepiece")
     ids = tokenizer.convert_tokens_to_ids(["▁the", "ing", "▁a"])
