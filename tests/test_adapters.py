@@ -235,16 +235,6 @@ def test_sizes_that_fill_no_vector_are_multiplied_to_the_end(calls, tmp_path):
     assert 2 in calls
 
 
-def test_an_adapter_of_other_layers_takes_a_free_slot(llamas):
-    """Three adapters of attention run first, in stacks of four slots. The next one changes the MLP, which has none."""
-    engine = Engine(llamas.model, llamas.tokenizer, EngineConfig(**TINY, kernels=False, linear_backend="pytorch"))
-    for names in (llamas.names[1:10:4], llamas.names[2:3]):
-        for name in names:
-            engine.load_adapter(name, llamas.folders[name])
-        outputs = engine.generate([PROMPTS[0]] * len(names), GREEDY, adapter=names)
-        assert token_ids(outputs) == [llamas.alone(name, PROMPTS[0], 20) for name in names]
-
-
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_adapters_run_on_quantized_weights(company, weights):
     engine = company.engine(weights=weights)

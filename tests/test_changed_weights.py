@@ -160,21 +160,6 @@ def test_a_cached_prefix_is_used_until_the_weights_change_and_forgotten_then():
     assert known and engine.block_manager.used == 0
 
 
-# --- update_weights ---------------------------------------------------------------------------------------------------
-
-
-def test_weights_that_count_no_writes_are_updated_too():
-    """Those that were made in inference mode have no version, so nothing but the call says that they have changed."""
-    with torch.inference_mode():
-        model, tokenizer = own_pair("llama")
-    assert all(weight.is_inference() for weight in model.parameters())
-    engine = Engine(model, tokenizer, EngineConfig(execution="ragged", **SETTINGS))
-    engine.generate(LONGEST_PROMPT, PARAMS)
-    engine.update_weights(updated("llama", 1))
-    (output,) = engine.generate(LONGEST_PROMPT, PARAMS)
-    assert output.token_ids == continuation((updated("llama", 1), tokenizer), LONGEST_PROMPT, [])
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
