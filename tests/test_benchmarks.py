@@ -1,4 +1,4 @@
-"""The benchmark gives every engine the same work, reports no time where outputs differ, and names what it skips.
+"""The benchmark gives every engine the same work, and reports no time where outputs differ.
 
 No test asserts how fast anything is.
 """

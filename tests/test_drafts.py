@@ -1,4 +1,4 @@
-"""Where drafts come from, how many there are, what memory they get, and what a proposer that fails costs."""
+"""Where drafts come from, how many there are, and what a proposer that fails costs."""
 
 import warnings
 
