@@ -218,6 +218,7 @@ def test_a_bad_word_is_spelled_with_and_without_a_space_before_it(embedded):
         *(("seed", value) for value in (-1, 2**63, "x")),
         *(("stop", value) for value in ("", [""], ["a", 3], 5, ["a"] * 17)),
         *(("n", value) for value in (0, 1.5, 2)),  # 2 greedy outputs would be the same
+        ("ignore_eos", "no"),
         *(("presence_penalty", value) for value in (-2.1, "1", float("nan"))),
         *(("frequency_penalty", value) for value in (2.1, None)),
         *(("logit_bias", value) for value in (5, {5: 101}, {5: None}, {-1: 1}, {"x": 1})),
