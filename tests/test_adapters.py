@@ -20,6 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from test_executor import RECOGNIZED
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from helpers import Engine, EngineConfig, Request, SamplingParams, dequantized
@@ -304,6 +305,14 @@ def test_blocks_are_shared_within_an_adapter_and_never_across(llamas):
     assert computed == [whole, rest, whole, whole, rest, rest, rest] and rest < whole / 4
 
 
+def test_another_adapter_under_an_old_name_finds_no_blocks_of_the_old_one(llamas):
+    engine, (name, other) = llamas.engine(), llamas.names[1:3]
+    engine.generate(PROMPTS[3], GREEDY, adapter=name)
+    engine.unload_adapter(name)
+    engine.load_adapter(name, llamas.folders[other])
+    assert token_ids(engine.generate(PROMPTS[3], GREEDY, adapter=name)) == [llamas.alone(other, PROMPTS[3], 20)]
+
+
 def test_the_model_itself_stays_as_it_is(llamas):
     before = [weight.clone() for weight in llamas.model.parameters()]
     engine = llamas.engine()
@@ -418,6 +427,28 @@ def test_there_may_be_only_so_many_adapters(llamas, monkeypatch):
     monkeypatch.setattr(feature, "MAX_ADAPTERS", NUM_ADAPTERS)
     with pytest.raises(ValueError, match="16 adapters are loaded"):
         engine.load_adapter("one more", llamas.folders["adapter 0"])
+
+
+class Routed(nn.Module):
+    """A layer that gets some of the tokens, as an expert does."""
+
+    def __init__(self, layer: nn.Linear):
+        super().__init__()
+        self.expert = layer
+
+    def forward(self, x):
+        y, is_routed = x.new_zeros(*x.shape[:-1], self.expert.out_features), x[..., 0] > 0
+        y[is_routed] = self.expert(x[is_routed])
+        return y
+
+
+def test_a_layer_that_gets_some_of_the_tokens_cannot_be_adapted(tmp_path):
+    model, own_tokenizer = copy.deepcopy(random_pair("llama"))
+    mlp = model.model.layers[1].mlp
+    mlp.down_proj = Routed(mlp.down_proj)
+    engine = Engine(model, own_tokenizer, EngineConfig(execution="ragged", **TINY))
+    with pytest.raises(ValueError, match=r"down_proj\.expert, a Linear that LlamaForCausalLM does not call with all"):
+        engine.load_adapter("expert", write_adapter(tmp_path, model, "all-linear"))
 
 
 # --- at random --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from test_interrupts import disturb
 
-from helpers import Engine, EngineConfig, SamplingParams
+from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.engine import POLICIES, SampledToken
 from helpers.features.beam_search import BeamRules, beam_search
 from tests.support.context_runner import Caller, ContextRunner, check_nothing_is_left, check_outputs, check_state
@@ -63,6 +63,22 @@ def test_outputs_their_order_and_their_scores_are_transformers(random_pairs, wid
         prompt = PROMPTS[(width + place) % len(PROMPTS)]
         outputs = engine.beam_search(prompt, width, 12, length_penalty, early_stopping)
         check_beams(outputs, by_transformers(*random_pairs, prompt, width, 12, length_penalty, early_stopping))
+
+
+@pytest.mark.parametrize(
+    ("family", "place", "width", "length_penalty"),
+    [("gpt2", 8, 2, 2.0), ("embedded", 9, 4, -0.3), ("llama", 5, 1, 2.0)],
+)
+def test_a_search_stops_when_transformers_stops(family, place, width, length_penalty):
+    model, tokenizer = load_model() if family == "embedded" else random_pair(family)
+    engine, prompt, found = Engine(model, tokenizer), PROMPTS[place], {}
+    for early_stopping in [False, True, "never"]:
+        found[early_stopping] = engine.beam_search(prompt, width, 30, length_penalty, early_stopping)
+        expected = by_transformers(model, tokenizer, prompt, width, 30, length_penalty, early_stopping)
+        check_beams(found[early_stopping], expected)
+    if width > 1 and length_penalty > 0:
+        sooner, later = ([one.token_ids for one in found[when]] for when in (False, "never"))
+        assert sooner != later, "this prompt no longer shows the difference: choose another one"
 
 
 @pytest.mark.parametrize(
