@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks import __main__ as program
-from benchmarks import compare, report, workloads
+from benchmarks import report, workloads
 from benchmarks.engines import TransformersStatic
 from benchmarks.measure import Measurement, TokensDiffer, count_runs, make_shortfall, measure
 from benchmarks.models import find_model
@@ -100,20 +100,6 @@ def test_ratios_are_taken_within_a_repeat():
     assert report.ratios(reference, other) == report.Spread(median=2.0, least=2.0, greatest=2.5)
     assert report.tokens_per_second(other) == report.Spread(median=340.0, least=680 / 6, greatest=340.0)
     assert f"{report.ratios(reference, other):.1f}" == "2.0 (2.0–2.5)"
-
-
-def test_reports_are_read_again_and_machines_compared_side_by_side(tmp_path, capsys):
-    here = [measurement("vllm", [2.0, 2.0]), measurement("ragged", [1.0, 1.0]), measurement("llama", [4.0, 4.0])]
-    there = [measurement("vllm", [1.0, 1.0]), measurement("ragged", [2.0, 2.0], other_programs=OtherPrograms(1, "x"))]
-    for name, measured in {"here": here, "there": there}.items():
-        setting = {"machine": MACHINE | {"processor": name}}
-        report.write_json(tmp_path / f"{name}.json", measured, setting)
-        assert report.read_json(tmp_path / f"{name}.json") == (measured, setting)
-    assert compare.main([str(tmp_path / "here.json"), str(tmp_path / "there.json")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("1. here, 2 cores, matrix units: amx_bf16; memory read at 0 GB/s")
-    assert "| float32 | race | course, ragged | 680 (2.00) | 340 (0.50) |" in lines
-    assert "| float32 | race | llama.cpp | 170 (0.50) |  |" in lines
 
 
 # --- other programs -------------------------------------------------------------------------------------------------

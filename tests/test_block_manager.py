@@ -107,24 +107,6 @@ def test_a_running_sequence_shares_its_prefix_as_soon_as_its_next_tokens_are_all
     assert blocks.used == 0
 
 
-# --- costs ------------------------------------------------------------------------------------------------------------
-
-
-def test_an_allocation_costs_no_more_among_a_hundred_thousand_blocks():
-    def cost(num_blocks: int) -> int:
-        blocks, one, other = BlockManager(num_blocks, 4), sequence("abcdefgh"), sequence("xyz")
-        compute(blocks, one)
-
-        def work():
-            assert blocks.allocate(other, 3) and blocks.available + blocks.used == num_blocks
-            blocks.free(one)
-            blocks.free(other)
-
-        return operations(work)
-
-    assert cost(100_000) == cost(100)
-
-
 # --- free blocks ------------------------------------------------------------------------------------------------------
 
 

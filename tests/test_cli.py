@@ -197,11 +197,6 @@ def test_structured_outputs_have_options_of_their_own(no_model, embedded, tmp_pa
     assert capsys.readouterr().out.removeprefix(PROMPTS[0]) in ("yes\n", "no, sir\n")
     assert main([PROMPTS[0], "--grammar", str(tmp_path / "grammar.lark")]) == 0
     assert re.fullmatch(r"\(*x\)*\n", capsys.readouterr().out.removeprefix(PROMPTS[0]))
-    lines = [{"prompt": PROMPTS[0], "structured_outputs": {kind: "[0-9]"}} for kind in ("regex", "regexp")]
-    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert main(["--file", str(tmp_path / "prompts.jsonl"), "--json"]) == 1
-    right, wrong = json_lines(capsys)
-    assert re.fullmatch("[0-9]", right["text"]) and "regexp" in wrong["error"] and wrong["prompt"] == PROMPTS[0]
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------

@@ -421,13 +421,9 @@ def test_a_grammar_is_compiled_once_for_many_requests(embedded, monkeypatch):
     compiler = GrammarCompiler(embedded[1], ModelInfo(len(embedded[1]), 100, frozenset({0})))
     first = compiler.compile(StructuredOutputs(json=PERSON))
     assert compiler.compile(StructuredOutputs(json=json.dumps(PERSON))) is first
-    mine = StructuredOutputs(regex="a")
-    grammar = compiler.compile(mine)
     for number in range(40):
         compiler.compile(StructuredOutputs(regex=f"a{number}"))
     assert len(compiler._cached) <= 16
-    assert compiler.compile(mine) is grammar, "the engine's thread compiles nothing that a server's has compiled"
-    assert len(compiler._kept) <= 16 + 1
 
 
 # --- attacks ----------------------------------------------------------------------------------------------------------
