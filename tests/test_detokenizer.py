@@ -206,19 +206,6 @@ def test_a_stop_string_ends_the_text_before_it_and_no_part_of_it_is_ever_shown(k
     assert min(stopped.values()) > 20
 
 
-def shown_after_each(text, *stop):
-    tokenizer = tokenizer_of("bytes")
-    detokenizer, shown = decoded(tokenizer, tokenizer(text)["input_ids"], stop)
-    return [*shown, detokenizer.text], detokenizer.stopped
-
-
-def test_the_beginning_of_a_stop_string_is_held_back_and_shown_when_it_turns_out_to_be_none():
-    assert shown_after_each("x\n\ny", "\n\n") == (["x", "x", "x", "x"], True)
-    assert shown_after_each("x\ny", "\n\n") == (["x", "x", "x\ny", "x\ny"], False)
-    assert shown_after_each("x\n", "\n\n") == (["x", "x", "x\n"], False)  # at the end it turns out to be none
-    assert shown_after_each("aab", "ab") == (["", "a", "a", "a"], True)  # a new beginning within the old one
-
-
 class CountingString(str):
     """A stop string that counts how often a search compares its beginning with the text."""
 

@@ -78,17 +78,6 @@ def check(replaced, original, x, tolerance):
     torch.testing.assert_close(replaced(x), original(x), rtol=tolerance, atol=tolerance)
 
 
-@needs_onednn
-@torch.no_grad()
-def test_a_layer_with_several_parents_is_replaced_by_one_layer_in_all_of_them():
-    layer = nn.Linear(24, 24)
-    original = nn.Sequential(layer, nn.Sequential(layer, layer))  # and under two names in the second one
-    model = clone_sharing_weights(original)
-    assert choose_linear_backends(model, "onednn_packed") == 1
-    assert type(model[0]) is FastLinear and model[0] is model[1][0] is model[1][1]
-    check(model, original, torch.randn(3, 24), 1e-5)
-
-
 def in_inference_mode(layer: nn.Linear) -> None:
     with torch.inference_mode():
         layer.weight = nn.Parameter(layer.weight.clone())
