@@ -24,7 +24,6 @@ _HOME = {
     "integer_reference": "models",
     "load_model": "models",
     "merge_batches": "batching",
-    "save_quantized": "models",
     "tiny_adapter": "tiny_model",
 }
 

@@ -244,7 +244,7 @@ def prepare(
         prompts: texts to continue; without any, those in --file or on standard input.
         file: one prompt per line; in a .jsonl file, {"prompt": ...} with any of the sampling settings.
         as_json: print one JSON object per output.
-        model: a folder, a GGUF file or a Hub id; the embedded model if omitted.
+        model: a folder or a Hub id; the embedded model if omitted.
         dtype: the precision of the weights and of the computation.
         weights: store the weights of linear layers as integers of 8 or 4 bits, so that decoding reads fewer bytes.
         device: cpu, cuda, ...; cuda where available if omitted.
