@@ -4,7 +4,6 @@ No test asserts which backend wins, or how long a measurement takes.
 """
 
 import itertools
-import json
 import math
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from helpers.fast import kernels, linear, linear_backends, linear_choice, linear_report
+from helpers.fast import kernels, linear, linear_backends, linear_choice
 from helpers.fast.kernels import compiled
 from helpers.fast.linear import FastLinear, choose_linear_backends
 from helpers.fast.linear_backends import available_backends
@@ -164,16 +163,12 @@ def machine(dtype=torch.float32, backends=("pytorch",)):
     return fingerprint(dtype, list(TIMES), backends)
 
 
-def test_times_are_measured_once_or_anew_on_request(calls, cache):
+def test_times_are_measured_once(calls, cache):
     first = times_of(list(layers()), ["pytorch", "onednn_packed"])
     calls.clear()
     assert times_of(list(layers()), ["pytorch", "onednn_packed"]) == first
     assert not calls
-    (path,) = cache.iterdir()
-    before = path.read_text()
-    assert path.suffix == ".json", "no temporary files remain"
-    times_of(list(layers()), ["pytorch", "onednn_packed"], fresh=True)
-    assert list(cache.iterdir()) == [path] and path.read_text() != before, "the old ones are replaced"
+    assert [path.suffix for path in cache.iterdir()] == [".json"], "no temporary files remain"
 
 
 ELSEWHERE = {
@@ -193,38 +188,10 @@ def test_times_of_another_machine_are_not_used(change, monkeypatch):
     assert load(machine()) is None
 
 
-def test_the_fingerprint_names_the_dtype_the_backends_and_the_kernels_only_where_they_compete(monkeypatch):
-    monkeypatch.setattr(compiled, "library", lambda: pytest.fail("the kernels need not be compiled"))
-    assert machine()["kernels"] is None
-    assert machine(torch.bfloat16) != machine() != machine(backends=("pytorch", "onednn"))
-    monkeypatch.setattr(compiled, "library", lambda: SimpleNamespace(_name="folder/kernels.so"))
-    for backend in ("compiled", "compiled_unpacked"):
-        assert machine(backends=("pytorch", backend))["kernels"] == "kernels.so"
-
-
-DAMAGED = {
-    "without the machine": lambda text: json.dumps({"times": json.loads(text)["times"]}),
-    "nested too deeply": lambda text: "[" * 100_000,
-    "cut": lambda text: text[:40],
-    "no object": lambda text: "[]",
-    "without times": lambda text: json.dumps(json.loads(text) | {"times": {}}),
-    "a shape too many": lambda text: text.replace('"Linear 24x24": {', '"x": {"seconds": {}}, "Linear 24x24": {'),
-    "copied from another machine": lambda text: text.replace('"threads": 1', '"threads": 7'),
-    "no number": lambda text: text.replace("0.25", '"fast"'),
-    "not positive": lambda text: text.replace("0.25", "-0.25"),
-    "infinite": lambda text: text.replace("0.25", "Infinity"),
-    "no times of a backend": lambda text: text.replace("0.5,", "").replace("0.25", ""),
-    "an unknown backend": lambda text: text.replace('"pytorch": [', '"cutlass": ['),
-}
-
-
-@pytest.mark.parametrize("how", DAMAGED)
-def test_damaged_and_foreign_files_are_ignored_and_replaced(cache, how):
+def test_a_damaged_file_is_ignored_and_replaced(cache):
     save(machine(), TIMES)
     (path,) = cache.iterdir()
-    damaged = DAMAGED[how](path.read_text())
-    assert damaged != path.read_text()
-    path.write_text(damaged)
+    path.write_text(path.read_text()[:40])
     assert load(machine()) is None
     save(machine(), TIMES)
     assert load(machine()) == TIMES
@@ -286,23 +253,6 @@ def test_the_choice_falls_back_to_what_the_machine_has(monkeypatch, dtype, lacki
         torch.testing.assert_close(model(x), expected, rtol=0.05, atol=0.05)
     used = {name for layer in model if isinstance(layer, FastLinear) for name in layer.backends}
     assert not used & lacking
-
-
-def test_without_proc_and_sys_the_processor_has_a_name_and_the_cache_a_size(monkeypatch, tmp_path):
-    monkeypatch.setattr(linear_choice, "Path", lambda path: tmp_path / "missing")
-    monkeypatch.setattr(linear_choice, "cpuinfo", dict)
-    assert linear_choice.processor().strip()
-    assert linear_choice.last_level_cache() == 32 * 2**20
-    assert linear_choice.busy_elsewhere() == 0
-
-
-def test_the_command_measures_and_prints_a_table(capsys, calls, monkeypatch):
-    monkeypatch.setattr(linear_report, "available_backends", lambda *kind: ["pytorch", "onednn_packed"])
-    monkeypatch.setattr(linear_report, "memory_bandwidth", lambda: 2e10)
-    linear_report.app(["--dtype", "bfloat16"])
-    output = capsys.readouterr().out
-    assert "bfloat16" in output and "Memory is read at 20 GB/s" in output
-    assert output.count("Conv1D") == 4 * len(ROWS) and output.count("*") == 1 + 5 * len(ROWS)
 
 
 def test_choosing_draws_no_random_numbers_that_a_program_would_draw():

@@ -9,8 +9,8 @@ A copy of a weight costs memory. It is kept only if for some number of rows it s
 that the fastest backend takes without it. If several copies do, the one that saves most in all comes first.
 
 The times are kept as a JSON file beside the compiled kernels, under a fingerprint of everything that they depend on. So
-a machine measures a model's shapes once. Files that are damaged or were made elsewhere are ignored and replaced. Times
-that were measured while other programs took a core are used, but not kept.
+a machine measures a model's shapes once. Times that were measured while other programs took a core are used, but not
+kept.
 """
 
 import contextlib
@@ -96,17 +96,16 @@ def shape_of(layer: Layer) -> str:
     return f"{type(layer).__name__} {'x'.join(map(str, layer.weight.shape))}"
 
 
-def times_of(layers: Sequence[Layer], backends: Sequence[str], fresh: bool = False) -> dict[str, Times]:
+def times_of(layers: Sequence[Layer], backends: Sequence[str]) -> dict[str, Times]:
     """Return the times of every shape among the layers, which are of one kind: kept ones, or measured now.
 
     Args:
         backends: names of available backends, "pytorch" among them.
-        fresh: measure, even if times were kept.
     """
     examples = {shape_of(layer): layer for layer in layers}
     model_bytes = sum(map(bytes_of, layers))
     dtype = kind_of(layers[0])[0]
-    return kept_or_measured(dtype, sorted(examples), backends, lambda: measure(examples, backends, model_bytes), fresh)
+    return kept_or_measured(dtype, sorted(examples), backends, lambda: measure(examples, backends, model_bytes))
 
 
 def kept_or_measured(
@@ -114,7 +113,6 @@ def kept_or_measured(
     shapes: Sequence[str],
     backends: Sequence[str],
     measure: Callable[[], dict[str, Times]],
-    fresh: bool = False,
 ) -> dict[str, Times]:
     """Return the times that were kept for these shapes and backends; otherwise those that `measure` returns.
 
@@ -122,7 +120,7 @@ def kept_or_measured(
     """
     machine = fingerprint(dtype, shapes, backends)
     with _measuring:
-        if not fresh and (kept := load(machine)) is not None:
+        if (kept := load(machine)) is not None:
             return kept
         start, busy = time.perf_counter(), busy_elsewhere()
         times = measure()
@@ -255,32 +253,18 @@ def processor() -> str:
 
 
 def path_of(machine: dict) -> Path:
-    """Return the file that keeps the times measured under this fingerprint."""
+    """Return the file that keeps the times measured under this fingerprint; its name is a hash of it."""
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:16]
     return compiled.cache_folder() / f"linear-{digest}.json"
 
 
 def load(machine: dict) -> dict[str, Times] | None:
-    """Return the times kept under this fingerprint; None if there are none, or if they are not what was saved."""
+    """Return the times kept under this fingerprint; None if there are none, or if they cannot be read."""
     try:
         kept = json.loads(path_of(machine).read_text())
-        is_own = kept["machine"] == machine
-        times = {shape: Times(**fields) for shape, fields in kept["times"].items()}
-        complete = all(_is_complete(one, machine["backends"]) for one in times.values())
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError):  # the last: no home folder
+        return {shape: Times(**fields) for shape, fields in kept["times"].items()}
+    except (OSError, ValueError, RuntimeError):  # the last: no home folder
         return None
-    return times if is_own and sorted(times) == machine["shapes"] and complete else None
-
-
-def _is_complete(times: Times, backends: list[str]) -> bool:
-    lengths = {len(seconds) for seconds in times.seconds.values()}
-    numbers = [number for seconds in times.seconds.values() for number in seconds]
-    return (
-        sorted(times.seconds) == sorted(backends)
-        and len(lengths) == 1
-        and 1 <= min(lengths) <= len(ROWS)
-        and all(isinstance(number, float) and 0 < number < math.inf for number in numbers)
-    )
 
 
 def save(machine: dict, times: dict[str, Times]) -> None:
