@@ -9,7 +9,6 @@ import gc
 import itertools
 import json
 import re
-import sys
 import time
 from collections import Counter
 
@@ -30,7 +29,6 @@ from helpers.engine import ModelInfo
 from helpers.features.structured_outputs.description import MAX_CHOICE, MAX_LENGTH, RULE
 from helpers.features.structured_outputs.grammar import GrammarCompiler
 from helpers.features.structured_outputs.grammar_state import GrammarState
-from helpers.features.structured_outputs.schema_recursion import can_end
 from tests.support.families import CountingScheduler
 
 PERSON = {
@@ -213,45 +211,6 @@ def test_a_schema_may_refer_to_itself(embedded):
         jsonschema.validate(json.loads(text), TREE)
 
 
-LINK = {
-    "type": "object",
-    "properties": {"value": {"type": "integer"}, "next": {"$ref": "#/$defs/link"}},
-    "required": ["value", "next"],
-}
-
-
-@pytest.mark.parametrize(
-    ("schema", "expected"),
-    [
-        (TREE, True),
-        ({"$ref": "#/$defs/link", "$defs": {"link": LINK}}, False),
-        ({"$ref": "#/$defs/link", "$defs": {"link": LINK | {"required": []}}}, True),
-        ({"$ref": "#/$defs/link", "$defs": {"link": {"anyOf": [LINK, {"type": "null"}]}}}, True),
-        ({"oneOf": [{"$ref": "#/$defs/link"}], "$defs": {"link": {"anyOf": [LINK, LINK]}}}, False),
-        ({"allOf": [{"type": "object"}, {"$ref": "#/$defs/link"}], "$defs": {"link": LINK}}, False),
-        ({"type": "array", "items": {"$ref": "#"}}, True),
-        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, False),
-        ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 1}, True),
-        ({"type": "array", "prefixItems": [{"type": "null"}], "items": {"$ref": "#"}, "minItems": 2}, False),
-        ({"$ref": "#/a~1b", "a/b": {"$ref": "#/c/0"}, "c": [{"$ref": "#/d"}], "d": {"type": "null"}}, True),
-        ({"$ref": "#/a", "a": {"$ref": "#/b"}, "b": {"$ref": "#/a"}}, False),
-        ({"$ref": "#/nowhere"}, True),  # llguidance's error
-        ({"type": "null", "a": {"$ref": "#/b"}, "b": {"type": "array", "minItems": "a"}}, True),  # no value gets there
-    ],
-    ids=str,
-)
-def test_a_schema_whose_values_cannot_be_finite_is_found(schema, expected):
-    assert can_end(schema) == expected
-
-
-def test_a_schema_with_too_many_references_is_refused_at_once():
-    chain = {str(place): {"$ref": f"#/{place + 1}"} for place in range(301)}
-    with pytest.raises(ValueError, match="301 different references, and at most 300"):
-        can_end(chain)
-    del chain["300"]
-    assert can_end(chain)
-
-
 # --- the mask ---------------------------------------------------------------------------------------------------------
 
 
@@ -402,10 +361,6 @@ REFUSED = {
 }
 IMPOSSIBLE = {
     "a wrong type": ({"json": {"type": "foo"}}, "json cannot be compiled: Invalid type: foo"),
-    "a list that never ends": (
-        {"json": {"$ref": "#/$defs/link", "$defs": {"link": LINK}}},
-        "No finite text matches json",
-    ),
     "another site's schema": ({"json": {"$ref": "http://127.0.0.1:9/x"}}, "does not fetch"),
     "an invalid expression": ({"regex": "(("}, "regex cannot be compiled: .*unclosed group"),
     "an expression that nothing matches": ({"regex": r"[^\s\S]"}, "No text of this model's tokens matches regex"),
@@ -511,7 +466,6 @@ def test_an_attack_on_the_compiler_is_refused_and_the_next_description_compiles(
     assert compiler.compile(StructuredOutputs(json=PERSON))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no overflow within the bounds is known there")
 def test_an_overflow_of_the_stack_ends_only_the_worker(compiler, monkeypatch):
     monkeypatch.setattr("helpers.features.structured_outputs.description.MAX_RULES", 10**4)
     with pytest.raises(ValueError, match="or the stack"):
