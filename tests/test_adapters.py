@@ -55,9 +55,8 @@ class Company:
         self.folders, self.folder = {None: None}, tempfile.TemporaryDirectory()
         for number in range(NUM_ADAPTERS):
             targets, rank = TARGETS[family][number % 4], RANKS[number % 6]
-            more = [{}, {"use_rslora": True}, {"lora_alpha": 5}, {"rank_pattern": {targets[0]: 5}}][number // 4]
-            if isinstance(targets, str):
-                more = more if "rank_pattern" not in more else {"alpha_pattern": {r"layers\.1\..*|h\.0\..*": 3}}
+            patterns = {} if isinstance(targets, str) else {targets[0]: 5}
+            more = [{}, {"use_rslora": True}, {"lora_alpha": 5}, {"rank_pattern": patterns}][number // 4]
             path = Path(self.folder.name, str(number))
             self.folders[f"adapter {number}"] = write_adapter(path, self.model, targets, number, rank, 0.7, **more)
         self.names = list(self.folders)
