@@ -15,11 +15,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.pytorch_utils import Conv1D
 
 from helpers import Engine, EngineConfig, SamplingParams
-from helpers.fast import attention, kernels, linear, one_call_choice
-from helpers.fast.fused_executor import FusedExecutor
-from helpers.fast.linear import choose_linear_backends
-from helpers.fast.linear_choice import ROWS, Times
-from helpers.fast.one_call_choice import MANY, ONE, most_rows
+from helpers.fast import attention, kernels, linear
+from helpers.fast.fused_executor import FusedExecutor, most_rows
+from helpers.fast.linear import FastLinear, choose_linear_backends
+from helpers.fast.linear_choice import ROWS
 from helpers.models import clone_sharing_weights, quantize, round_inputs
 from helpers.models.quantization import QuantizedLinear
 from tests.support.families import build, by_name
@@ -204,57 +203,35 @@ def test_a_slot_that_does_not_exist_is_an_error(slots, calls):
     assert len(calls) <= 1, "the prompt's"
 
 
-TIMES = {  # of many calls and of one, for the first numbers in ROWS; which saving is asked for; the most rows
-    "it loses with one row": ([1.0, 9.0], [1.1, 1.0], 0, 0),
-    "it wins with one row": ([1.0, 1.0], [0.9, 1.1], 0, 2),  # the rows whose nearest number in ROWS is 1
-    "it wins up to 16": ([1.0] * 5, [0.5, 0.6, 0.7, 0.8, 1.1], 0.15, 32),
-    "it saves too little for a copy": ([1.0] * 2, [0.9, 1.1], 0.15, 0),
-    "no more rows were timed": ([1.0] * 3, [0.5, 0.9, 0.9], 0.15, 11),
-    "it always wins": ([1.0] * len(ROWS), [0.8] * len(ROWS), 0.15, math.inf),
+CHOICES = {  # for the first numbers in ROWS, of a large and of a small layer; the most rows
+    "the kernel always": (["compiled"] * len(ROWS), ["compiled"] * len(ROWS), math.inf),
+    "the kernel in most of the weights": (["compiled"] * len(ROWS), ["onednn"] * len(ROWS), math.inf),
+    "the kernel up to 4": (["compiled"] * 2 + ["onednn"] * 5, ["compiled"] * len(ROWS), 5),  # 6 rows are nearer to 8
+    "another product": (["onednn"] * len(ROWS), ["compiled"] * len(ROWS), 0),
 }
 
 
-@pytest.mark.parametrize(("many", "one", "min_saving", "expected"), TIMES.values(), ids=TIMES)
-def test_the_most_rows_follow_from_the_times(many, one, min_saving, expected):
-    assert most_rows(Times({MANY: many, ONE: one}), min_saving) == expected
-
-
-def keep_pytorch(monkeypatch) -> None:
-    """Let "auto" measure the one call of a model whose layers hold no copies for the kernel."""
-    monkeypatch.setattr(one_call_choice, "MIN_MODEL_BYTES", 0)
-    for name in ("MIN_LAYER_BYTES", "MIN_MODEL_BYTES"):
-        monkeypatch.setattr(linear, name, 0)
-    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [["pytorch"] * len(ROWS)] * len(layers))
+@pytest.mark.parametrize(("large", "small", "expected"), CHOICES.values(), ids=CHOICES)
+def test_one_call_is_made_for_as_many_rows_as_the_kernel_multiplies_most_of_the_weights(large, small, expected):
+    layers = [FastLinear(nn.Linear(24, 48), large), FastLinear(nn.Linear(24, 24), small)]
+    assert most_rows(layers) == expected
+    assert most_rows([]) == 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_call_is_made_for_as_many_rows_as_it_is_measured_to_be_faster(dtype, calls, monkeypatch):
-    """Its times are made up, the passes that are timed are real; in float32, rounding changes no token."""
-    keep_pytorch(monkeypatch)
-    seconds, run_pass = iter([2.0, 1.0] * 9 + [1.0, 2.0] * 9), one_call_choice._Trial._second_of_two
-
-    def made_up(trial, blocks, rows):
-        run_pass(trial, blocks, rows)
-        return next(seconds)
-
-    monkeypatch.setattr(one_call_choice, "kept_or_measured", lambda *arguments: arguments[-1]())
-    monkeypatch.setattr(one_call_choice._Trial, "_second_of_two", made_up)
+def test_beyond_these_rows_the_blocks_are_computed_in_many_calls(dtype, calls, monkeypatch):
+    """In float32, rounding changes no token."""
+    for name in ("MIN_LAYER_BYTES", "MIN_MODEL_BYTES"):
+        monkeypatch.setattr(linear, name, 0)
+    chosen = ["compiled"] * 3 + ["onednn_packed"] * 4
+    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [chosen] * len(layers))
     engine = make_engine(linear_backend="auto", max_batch_size=16, dtype=dtype)
-    assert engine.runner.call_model.fused.max_rows == 11, "with 16 rows, it lost"
     calls.clear()
     logits = run(engine, monkeypatch)
-    assert calls and max(calls) <= 11 < max(map(len, logits))
+    assert calls and max(calls) <= 11 < max(map(len, logits)), "with 16 rows, another product is faster"
     if dtype is torch.float32:
         expected = run(make_engine(linear_backend="pytorch", max_batch_size=16), monkeypatch)
         assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(logits, expected, strict=True))
-
-
-@pytest.mark.parametrize("settings", [{"linear_backend": "onednn_packed"}, {"kernels": False}])
-def test_nothing_is_measured_where_one_call_may_not_be_made(settings, calls, monkeypatch):
-    keep_pytorch(monkeypatch)
-    monkeypatch.setattr(one_call_choice._Trial, "measure", lambda trial: pytest.fail("measured"))
-    run(make_engine(**({"linear_backend": "auto"} | settings)), monkeypatch)
-    assert not calls
 
 
 def test_small_layers_are_packed_for_the_one_call(calls, monkeypatch):

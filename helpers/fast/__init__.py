@@ -10,7 +10,6 @@ executor.py           their forward pass
 plain_executor.py     computes the blocks one operation after the other
 fused_executor.py     computes all blocks in one call
 adapter_tables.py     describes the adapters of a pass for this call
-one_call_choice.py    for how many rows that is faster, by measurement
 linear.py             linear layers, quantized ones too, that use the fastest backend
 linear_backends.py    the backends
 linear_choice.py      which of them is fastest, by measurement

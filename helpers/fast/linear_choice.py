@@ -103,27 +103,12 @@ def times_of(layers: Sequence[Layer], backends: Sequence[str]) -> dict[str, Time
         backends: names of available backends, "pytorch" among them.
     """
     examples = {shape_of(layer): layer for layer in layers}
-    model_bytes = sum(map(bytes_of, layers))
-    dtype = kind_of(layers[0])[0]
-    return kept_or_measured(dtype, sorted(examples), backends, lambda: measure(examples, backends, model_bytes))
-
-
-def kept_or_measured(
-    dtype: torch.dtype,
-    shapes: Sequence[str],
-    backends: Sequence[str],
-    measure: Callable[[], dict[str, Times]],
-) -> dict[str, Times]:
-    """Return the times that were kept for these shapes and backends; otherwise those that `measure` returns.
-
-    They are kept from now on, unless other programs were running.
-    """
-    machine = fingerprint(dtype, shapes, backends)
+    machine = fingerprint(kind_of(layers[0])[0], sorted(examples), backends)
     with _measuring:
         if (kept := load(machine)) is not None:
             return kept
         start, busy = time.perf_counter(), busy_elsewhere()
-        times = measure()
+        times = measure(examples, backends, sum(map(bytes_of, layers)))
         took = time.perf_counter() - start
         log.info("Timed %d shapes in %.1f s.", len(times), took)
         if torch.get_num_threads() + (busy_elsewhere() - busy) / took <= (os.cpu_count() or 1) + TOLERATED:
