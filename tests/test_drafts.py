@@ -369,7 +369,6 @@ def test_a_draft_model_that_failed_starts_again():
     context.append(8)
     with failing(proposer.runner.model, 0), pytest.raises(ForwardFailed):
         proposer.propose(context, 4)
-    assert proposer.blocks.used == 0
     assert proposer.propose(Context([5, 6, 7]), 4) == expected
     assert proposer.propose(context, 4) == proposer.propose([5, 6, 7, 8], 4)
 
