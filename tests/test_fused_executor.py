@@ -205,9 +205,9 @@ def test_a_slot_that_does_not_exist_is_an_error(slots, calls):
 
 CHOICES = {  # for the first numbers in ROWS, of a large and of a small layer; the most rows
     "the kernel always": (["compiled"] * len(ROWS), ["compiled"] * len(ROWS), math.inf),
-    "the kernel in most of the weights": (["compiled"] * len(ROWS), ["onednn"] * len(ROWS), math.inf),
-    "the kernel up to 4": (["compiled"] * 2 + ["onednn"] * 5, ["compiled"] * len(ROWS), 5),  # 6 rows are nearer to 8
-    "another product": (["onednn"] * len(ROWS), ["compiled"] * len(ROWS), 0),
+    "the kernel in most of the weights": (["compiled"] * len(ROWS), ["pytorch"] * len(ROWS), math.inf),
+    "the kernel up to 4": (["compiled"] * 2 + ["pytorch"] * 5, ["compiled"] * len(ROWS), 5),  # 6 rows are nearer to 8
+    "another product": (["pytorch"] * len(ROWS), ["compiled"] * len(ROWS), 0),
 }
 
 
@@ -223,7 +223,7 @@ def test_beyond_these_rows_the_blocks_are_computed_in_many_calls(dtype, calls, m
     """In float32, rounding changes no token."""
     for name in ("MIN_LAYER_BYTES", "MIN_MODEL_BYTES"):
         monkeypatch.setattr(linear, name, 0)
-    chosen = ["compiled"] * 3 + ["onednn_packed"] * 4
+    chosen = ["compiled"] * 3 + ["pytorch"] * 4
     monkeypatch.setattr(linear, "_choose", lambda layers, *_: [chosen] * len(layers))
     engine = make_engine(linear_backend="auto", max_batch_size=16, dtype=dtype)
     calls.clear()

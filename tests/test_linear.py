@@ -5,13 +5,11 @@ that they change no token while requests arrive, leave and are preempted.
 """
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import PROMPTS, random_pair
 from torch import nn
-from torch.nn.functional import linear
 from transformers.activations import NewGELUActivation
 from transformers.pytorch_utils import Conv1D
 
@@ -24,7 +22,7 @@ from helpers.models import clone_sharing_weights
 
 FAST = [name for name in BACKENDS if name != "pytorch"]
 by_all = pytest.mark.parametrize("backend", FAST, indirect=True)
-needs_onednn = pytest.mark.skipif("onednn_packed" not in available_backends(torch.float32), reason="no oneDNN")
+needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def backend(request):
     return request.param
 
 
-def fast(model, backend="onednn_packed"):
+def fast(model, backend="compiled"):
     """Return a clone of the model in which this backend computes all linear layers."""
     clone = clone_sharing_weights(model)
     assert choose_linear_backends(clone, backend) > 0
@@ -80,7 +78,7 @@ def check(replaced, original, x, tolerance):
 
 
 @torch.no_grad()
-@needs_onednn
+@needs_kernels
 def test_the_backend_follows_the_number_of_rows(monkeypatch):
     """The backend of 8 rows, say, is used from 6 to 11 rows: the nearest measured number counts, by ratio."""
     names = [f"for {rows} rows" for rows in ROWS]
@@ -95,18 +93,18 @@ def test_the_backend_follows_the_number_of_rows(monkeypatch):
     assert called == [f"for {rows} rows" for rows in used]
 
 
-@needs_onednn
+@needs_kernels
 @torch.no_grad()
 def test_a_layer_with_several_parents_is_replaced_by_one_layer_in_all_of_them():
     layer = nn.Linear(24, 24)
     original = nn.Sequential(layer, nn.Sequential(layer, layer))  # and under two names in the second one
     model = clone_sharing_weights(original)
-    assert choose_linear_backends(model, "onednn_packed") == 1
+    assert choose_linear_backends(model, "compiled") == 1
     assert type(model[0]) is FastLinear and model[0] is model[1][0] is model[1][1]
     check(model, original, torch.randn(3, 24), 1e-5)
 
 
-@needs_onednn
+@needs_kernels
 def test_gelu_in_one_pass_is_the_same_gelu():
     original = nn.Sequential(nn.Linear(24, 40), NewGELUActivation())
     replaced = fast(original)
@@ -131,18 +129,18 @@ UNCHANGED = {
 }
 
 
-@needs_onednn
+@needs_kernels
 @pytest.mark.parametrize("change", UNCHANGED.values(), ids=UNCHANGED)
 def test_a_linear_layer_with_anything_special_stays_as_it_is(change):
     model = nn.ModuleList([nn.Linear(16, 16), nn.Linear(512, 512), nn.Embedding(512, 512)])
     change(model[1])
     expected = type(model[1])
-    assert choose_linear_backends(model, "onednn_packed") == 1
+    assert choose_linear_backends(model, "compiled") == 1
     assert [type(layer) for layer in model] == [FastLinear, expected, nn.Embedding]
     assert unchanged_layers(model) == ["1"]
 
 
-@needs_onednn
+@needs_kernels
 def test_gradients_are_those_of_the_original_layer():
     original = layer_of("Linear with bias")
     replaced = fast(original)
@@ -172,7 +170,7 @@ def test_a_parameter_that_has_been_changed_is_followed(backend, change):
     torch.testing.assert_close(replaced(x), layer(x))
 
 
-@needs_onednn
+@needs_kernels
 def test_an_engine_runs_a_model_whose_layers_were_replaced_before():
     """The engine clones the model, and the copies of its weights make copies of their own."""
     model, tokenizer = random_pair("gpt2")
@@ -180,36 +178,12 @@ def test_an_engine_runs_a_model_whose_layers_were_replaced_before():
     assert runs[0] == runs[1]
 
 
-def refuse(*arguments):
-    raise RuntimeError("mkldnn_reorder_linear_weight: this path needs another CPU")
-
-
-def operators(reorder, multiply):
-    return SimpleNamespace(_reorder_linear_weight=reorder, _linear_pointwise=multiply)
-
-
-def of_another_layout(x, weight, *others):
-    """Ignore strides, so that the view of a `Conv1D`'s weight is misread."""
-    return linear(x, weight.as_strided(weight.shape, (weight.shape[1], 1)))
-
-
-BROKEN = {
-    "are missing": SimpleNamespace(),
-    "refuse this CPU": operators(refuse, refuse),
-    "take other arguments": operators(lambda weight: weight, lambda x, weight: x),
-    "compute something else": operators(lambda weight, rows: weight, lambda x, *others: torch.zeros_like(x)),
-    "misread a transposed weight": operators(lambda weight, rows: weight, of_another_layout),
-}
-
-
 @pytest.fixture
 def no_kernels(monkeypatch):
     monkeypatch.setattr(kernels, "unavailable", lambda *of: "there is no C++ compiler")
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_if_the_operators_do_not_work_the_model_stays_as_it_is(monkeypatch, no_kernels, how):
-    monkeypatch.setattr(torch.ops, "mkldnn", BROKEN[how])
+def test_without_kernels_the_model_stays_as_it_is(monkeypatch, no_kernels):
     monkeypatch.setattr(linear_choice, "measure", lambda *of: pytest.fail("there is nothing to choose"))
     monkeypatch.setattr("helpers.fast.linear.MIN_MODEL_BYTES", 0)
     assert available_backends(torch.float32) == available_backends(torch.bfloat16) == ["pytorch"]
@@ -220,21 +194,18 @@ def test_if_the_operators_do_not_work_the_model_stays_as_it_is(monkeypatch, no_k
 
 
 @pytest.mark.parametrize("options", [{"dtype": torch.float64}, {"dtype": torch.float16}, {"device": "meta"}])
-def test_layers_of_other_dtypes_and_devices_stay_as_they_are(monkeypatch, options):
-    # Unlike the real operators, these work in any dtype.
-    any_dtype = operators(lambda weight, rows: weight, lambda x, weight, bias, *others: linear(x, weight, bias))
-    monkeypatch.setattr(torch.ops, "mkldnn", any_dtype)
+def test_layers_of_other_dtypes_and_devices_stay_as_they_are(options):
     model = nn.Sequential(nn.Linear(2000, 2000, **options))
     assert choose_linear_backends(model) == 0
     assert type(model[0]) is nn.Linear
-    with pytest.raises(ValueError, match=r"'onednn' does not work for float.. on (cpu|meta) here: .* 'pytorch'"):
-        choose_linear_backends(model, "onednn")
+    with pytest.raises(ValueError, match=r"'compiled' does not work for float.. on (cpu|meta) here: .* 'pytorch'"):
+        choose_linear_backends(model, "compiled")
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mkl", "There is no linear backend 'mkl': choose one of 'auto', 'pytorch', 'onednn', "),
+        ("mkl", "There is no linear backend 'mkl': choose one of 'auto', 'pytorch', 'compiled', "),
         ("compiled", "'compiled' does not work for float32 on cpu here: choose one of 'auto', 'py"),
     ],
 )

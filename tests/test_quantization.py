@@ -428,7 +428,7 @@ def test_layers_that_do_more_or_are_narrow_stay_as_they_are():
 @needs_kernels
 def test_a_backend_for_float_weights_is_refused(pair):
     message = (
-        "'onednn' does not work for quantized float32 on cpu here: choose one of 'auto', 'pytorch', 'compiled'[.]$"
+        "There is no linear backend 'onednn': choose one of 'auto', 'pytorch', 'compiled', 'compiled_unpacked'[.]$"
     )
     with pytest.raises(ValueError, match=message):
         Engine(*pair, EngineConfig(weights="int8", linear_backend="onednn"))

@@ -6,7 +6,7 @@ run in between. The backends take turns. Other programs can only slow a call dow
 counts. The rounds of all shapes take turns, too, so that a slow phase of the machine affects one round of each.
 
 A copy of a weight costs memory. It is kept only if for some number of rows it saves at least `MIN_SAVING` of the time
-that the fastest backend takes without it. If several copies do, the one that saves most in all comes first.
+that the fastest backend takes without it.
 
 The times are kept as a JSON file beside the compiled kernels, under a fingerprint of everything that they depend on. So
 a machine measures a model's shapes once. Times that were measured while other programs took a core are used, but not
@@ -58,20 +58,13 @@ class Times:
     seconds: dict[str, list[float]]
 
     def choose(self, backends: Sequence[str]) -> list[str]:
-        """Return the backend for each number in `ROWS`, among these backends, while keeping few copies."""
-        kept = [name for name in backends if name not in COPYING]
-        candidates = [name for name in backends if name in COPYING]
-        while candidates:
+        """Return the backend for each number in `ROWS`, among these backends; a copy only if it pays."""
+        kept = [name for name in backends if name != COPYING]
+        if COPYING in backends:
             best = [min(times) for times in zip(*(self.seconds[name] for name in kept), strict=True)]
-            savings = {
-                name: [max(0, 1 - new / old) for new, old in zip(self.seconds[name], best, strict=True)]
-                for name in candidates
-                if any(new <= (1 - MIN_SAVING) * old for new, old in zip(self.seconds[name], best, strict=True))
-            }
-            if not savings:
-                break
-            kept.append(max(savings, key=lambda name: sum(savings[name])))
-            candidates.remove(kept[-1])
+            pairs = zip(self.seconds[COPYING], best, strict=True)
+            if any(new <= (1 - MIN_SAVING) * old for new, old in pairs):
+                kept.append(COPYING)
         return self.fastest(kept)
 
     def fastest(self, kept: Sequence[str]) -> list[str]:
@@ -157,7 +150,7 @@ class _Trial:
 
     def __init__(self, layer: Layer, backends: Sequence[str]):
         self.layer, self.backends = layer, list(backends)
-        self.copying = () if isinstance(layer, QuantizedLinear) else COPYING
+        self.copying = {COPYING} if not isinstance(layer, QuantizedLinear) else set()
         self.products = {name: backends_of(layer)[name](layer) for name in backends}
         self.seconds: dict[int, list[dict[str, float]]] = {}
 
@@ -181,7 +174,7 @@ class _Trial:
         names = self.backends
         taken: dict[str, float] = {}
         for name in (names, names[::-1], names[2:] + names[:2])[len(rounds) % 3]:
-            if not taken or (name not in self.copying and set(taken) - set(self.copying)):
+            if not taken or (name not in self.copying and taken.keys() - self.copying):
                 evict()
             start = time.perf_counter()
             self.products[name](x)
