@@ -179,11 +179,6 @@ def test_every_request_gets_the_tokens_of_its_merged_model(company, config, call
         assert len(layered) <= 1 or config == ONLY_DECODES, "only the pass that writes the first keys calls layers"
 
 
-def test_adapters_change_the_tokens_of_most_requests(company):
-    texts = Counter(tuple(company.alone(name, PROMPTS[3], 20)) for name in company.names)
-    assert len(texts) > NUM_ADAPTERS / 2
-
-
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_runs_adapters_of_all_its_layers_or_refuses_them(family, tmp_path):
     skip_unless_ragged(family)
@@ -235,16 +230,6 @@ def test_sizes_that_fill_no_vector_are_multiplied_to_the_end(calls, tmp_path):
         alone(one, byte_tokenizer, prompt, 20) for one, prompt in zip(models, PROMPTS[:3], strict=True)
     ]
     assert 2 in calls
-
-
-def test_an_adapter_of_other_layers_takes_a_free_slot(llamas):
-    """Three adapters of attention run first, in stacks of four slots. The next one changes the MLP, which has none."""
-    engine = Engine(llamas.model, llamas.tokenizer, EngineConfig(**TINY, kernels=False, linear_backend="pytorch"))
-    for names in (llamas.names[1:10:4], llamas.names[2:3]):
-        for name in names:
-            engine.load_adapter(name, llamas.folders[name])
-        outputs = engine.generate([PROMPTS[0]] * len(names), GREEDY, adapter=names)
-        assert token_ids(outputs) == [llamas.alone(name, PROMPTS[0], 20) for name in names]
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
@@ -315,19 +300,6 @@ def test_in_bfloat16_scores_are_closer_to_those_of_the_merged_model_than_to_any_
         assert distances.argmin() == number
         assert distances[number] < 0.2 * distances.sort().values[1]
     assert not config or max(calls) == 5
-
-
-@needs_kernels
-@pytest.mark.parametrize("threads", [2, 3])
-def test_the_number_of_threads_changes_no_bit(company, threads, calls, request):
-    request.addfinalizer(lambda: torch.set_num_threads(1))
-    engine = warmed_up(company, **ONE_CALL, prefix_caching=False, **WIDE)
-    expected = prompt_scores(engine, company.names[:9])
-    torch.set_num_threads(threads)
-    calls.clear()
-    for _ in range(10):
-        assert torch.equal(prompt_scores(engine, company.names[:9]), expected)
-    assert len(calls) >= 10
 
 
 # --- isolation, and what a pass does ----------------------------------------------------------------------------------

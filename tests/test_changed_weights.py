@@ -180,23 +180,6 @@ def test_all_scores_of_a_prompt_are_those_of_the_same_weights(execution):
         assert scored == pytest.approx(own, abs=1e-3)
 
 
-def test_an_interrupt_does_not_let_an_engine_take_old_prefixes_for_new_ones():
-    model, tokenizer = own_pair("gpt2")
-    engine = Engine(model, tokenizer, EngineConfig(num_blocks=40, **SETTINGS))
-    engine.generate(LONGEST_PROMPT, SamplingParams(2))
-    change(model, 1)
-    forget, engine._forget_computed = engine._forget_computed, interrupt
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(LONGEST_PROMPT, SamplingParams(LIMIT))
-    engine._forget_computed = forget
-    (output,) = engine.generate(LONGEST_PROMPT, PARAMS)
-    assert output.token_ids == continuation((model, tokenizer), LONGEST_PROMPT, [])
-
-
-def interrupt():
-    raise KeyboardInterrupt
-
-
 # --- update_weights ---------------------------------------------------------------------------------------------------
 
 

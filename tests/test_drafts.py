@@ -2,7 +2,6 @@
 
 import random
 import warnings
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +12,8 @@ from hypothesis import strategies as st
 from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.base_engine import BaseEngine
 from helpers.engine import BlockManager, Chunk, Feature, ModelInfo, SampledToken, Sequence
-from helpers.fast import kernels
 from helpers.features.speculation import Context, NgramProposer
 from helpers.features.speculation.draft_model import EMBEDDED_DRAFT
-from helpers.features.speculation.speculation import FREE_TOKENS, Acceptance, Drafting, Speculation
 from helpers.models import EMBEDDED
 from helpers.runners.sampling import BatchSampler
 from helpers.simulator import SimulatedRunner, Simulator
@@ -152,36 +149,6 @@ def test_where_nothing_is_accepted_hardly_any_drafts_are_computed(rows, share):
     assert engine.trace.accepted_tokens == 0 and engine.trace.acceptance == 0.0
     assert 0 < engine.trace.drafted_tokens < share * engine.trace.output_tokens
     assert engine.trace.forward_passes == 400
-
-
-@given(
-    rates=st.lists(st.floats(0.05, 0.95), min_size=1, max_size=20),
-    limits=st.lists(st.integers(0, 6), min_size=20, max_size=20),
-    budget=st.integers(0, 60),
-)
-def test_no_draft_more_and_none_fewer_would_give_more_tokens_in_the_same_time(rates, limits, budget):
-    sequences = [Sequence(number, [1, 2], 99) for number in range(len(rates))]
-    proposer = Fixed(*range(9))
-    speculation = Speculation(None, proposer, 5, 100)
-    for sequence, rate in zip(sequences, rates, strict=True):
-        speculation._drafting[sequence] = Drafting(Acceptance(rate, 1))
-    speculation._random = SimpleNamespace(random=lambda: 1.0)  # none is only explored
-    limits = limits[: len(rates)]
-    counts = [len(drafts) for drafts in speculation.propose(sequences, limits, budget)]
-    assert sum(counts) <= budget and all(count <= min(limit, 5) for count, limit in zip(counts, limits, strict=True))
-
-    def tokens_per_time(counts):
-        expected = sum(rate**n for rate, count in zip(rates, counts, strict=True) for n in range(count + 1))
-        return expected / (FREE_TOKENS + len(rates) + sum(counts))
-
-    best = tokens_per_time(counts)
-    for place, limit in enumerate(limits):
-        if counts[place] < min(limit, 5) and sum(counts) < budget:
-            more = [count + (place == number) for number, count in enumerate(counts)]
-            assert tokens_per_time(more) <= best * (1 + 1e-9)
-        if counts[place] > 0:
-            fewer = [count - (place == number) for number, count in enumerate(counts)]
-            assert tokens_per_time(fewer) <= best * (1 + 1e-9)
 
 
 def test_drafts_use_what_decodes_and_prefills_leave_of_the_token_budget(always_drafts):
@@ -371,18 +338,3 @@ def test_a_draft_model_that_failed_starts_again():
         proposer.propose(context, 4)
     assert proposer.propose(Context([5, 6, 7]), 4) == expected
     assert proposer.propose(context, 4) == proposer.propose([5, 6, 7, 8], 4)
-
-
-# --- batch-invariant execution ----------------------------------------------------------------------------------------
-
-
-def test_speculation_changes_no_bit_of_a_batch_invariant_engine(always_drafts):
-    if problem := kernels.unavailable(torch.float32, torch.device("cpu")):
-        pytest.skip(problem)
-    logprobs = []
-    for speculative in (None, "ngram"):
-        engine = Engine(config=EngineConfig(batch_invariant=True, speculative=speculative))
-        outputs = engine.generate(PROMPTS, SamplingParams(30, logprobs=3))
-        logprobs.append([output.logprobs for output in outputs])
-    assert engine.trace.accepted_tokens > 5
-    assert logprobs[0] == logprobs[1]

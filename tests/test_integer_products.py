@@ -23,7 +23,6 @@ from helpers import (
     generate_continuous,
     integer_reference,
     load_model,
-    tiny_adapter,
 )
 from helpers.fast import kernels, linear
 from helpers.fast.kernels import compiled
@@ -257,29 +256,6 @@ def test_no_trial_rounds_inputs_and_every_iteration_does(random_pairs, settings,
     engine.add_request(PROMPTS[0], SamplingParams(max_tokens=3))
     engine.step()
     assert bool(calls) == ("batch_invariant" not in settings)  # which names the product for all layers
-
-
-def test_new_weights_are_rounded_and_so_are_their_inputs(doubles):
-    model, _, own = doubles
-    engine, other = Engine(model, own, EngineConfig(**INT8)), copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.1)
-    engine.update_weights(other)
-    output = engine.generate([PROMPTS[0]], SamplingParams(max_tokens=20))[0]
-    assert output.token_ids == alone(integer_reference(other), own, PROMPTS[0], 20)
-
-
-def test_adapters_add_their_products_to_those_of_integers():
-    """Their inputs are not rounded, so adding nothing changes nothing, and adding something does."""
-    model, own = load_model(device="cpu")
-    runs = []
-    for base, config in (model, INT8), (integer_reference(model), {}):
-        engine = Engine(in_float64(base), own, EngineConfig(**config))
-        engine.load_adapter("sea", tiny_adapter("sea"))
-        outputs = engine.generate(["Once upon a time"] * 2, SamplingParams(max_tokens=20), adapter=["sea", None])
-        runs.append([output.token_ids for output in outputs])
-    assert runs[0] == runs[1] and runs[0][0] != runs[0][1]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

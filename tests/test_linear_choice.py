@@ -92,24 +92,6 @@ def test_no_backend_reads_weights_from_the_cache(calls, monkeypatch):
     assert second[5 * len(ROWS) :][:5] == ["evict", copy, own, "evict", own]
 
 
-@pytest.mark.parametrize("milliseconds, numbers", [(1, 6), (20, 4), (60, 4)])
-def test_many_rows_are_timed_if_the_budget_allows_it(monkeypatch, milliseconds, numbers):
-    """A row of the small layer takes a millisecond. The larger layer does not take its time away."""
-    now = 0.0
-
-    def slow(layer):
-        def product(x):
-            nonlocal now
-            now += x.shape[0] * (milliseconds if layer.out_features == 48 else 1) / 1000
-
-        return product
-
-    monkeypatch.setitem(linear_backends.BACKENDS, "pytorch", slow)
-    monkeypatch.setattr(linear_choice, "time", SimpleNamespace(perf_counter=lambda: now))
-    times = measure({"large": nn.Linear(24, 48), "small": nn.Linear(24, 24)}, ["pytorch"], 0)
-    assert [len(times[shape].seconds["pytorch"]) for shape in ("small", "large")] == [6, numbers]
-
-
 @pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
 @pytest.mark.parametrize("copies, expected", [(True, "compiled"), (False, "compiled_unpacked")])
 def test_the_kernel_for_the_own_weight_is_only_chosen_where_no_copy_may_be_kept(monkeypatch, copies, expected):
@@ -209,14 +191,6 @@ def test_times_are_used_but_not_kept_if_other_programs_took_a_core(cache, monkey
     monkeypatch.setattr(linear_choice, "busy_elsewhere", lambda: next(busy))
     assert times_of(list(layers()), ["pytorch"]) == TIMES
     assert len(list(cache.iterdir())) == kept
-
-
-def test_the_time_of_other_programs_leaves_out_this_one(monkeypatch, tmp_path):
-    (tmp_path / "stat").write_text("cpu  100 20 30 9999 9999 5 6 7 0 0\ncpu0 1 2 3\n")
-    monkeypatch.setattr(linear_choice, "Path", lambda path: tmp_path / "stat")
-    monkeypatch.setattr(linear_choice.os, "sysconf", lambda name: 100)
-    monkeypatch.setattr(linear_choice.time, "process_time", lambda: 0.5)
-    assert linear_choice.busy_elsewhere() == pytest.approx(1.68 - 0.5)
 
 
 def test_choosing_draws_no_random_numbers_that_a_program_would_draw():

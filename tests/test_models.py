@@ -19,7 +19,6 @@ from helpers.models import (
     default_pair,
     eos_token_ids,
     require_exact_logits,
-    require_kv_cache,
 )
 from tests.support.families import build, by_name
 
@@ -100,16 +99,6 @@ def test_a_model_without_keys_and_values_is_refused_with_the_name_of_one_that_ha
     save(AutoModelForCausalLM.from_config(config), tmp_path)
     with pytest.raises(ValueError, match=r"Mamba.* does not keep keys and values.*load_model\(\) without a name"):
         load_model(tmp_path)
-
-
-def test_the_error_for_a_model_whose_forward_pass_fails_names_the_failure(monkeypatch):
-    def fail(input_ids):
-        raise RuntimeError("the sizes of two tensors differ")
-
-    model = random_pair("llama")[0]
-    monkeypatch.setattr(model, "forward", fail)
-    with pytest.raises(ValueError, match=r"does not keep keys and values.* failed: the sizes of two tensors differ"):
-        require_kv_cache(model)
 
 
 def test_a_model_whose_logits_are_not_numbers_behind_padding_is_refused():

@@ -15,7 +15,7 @@ from test_kernels import SIZES, Cache
 from test_speculation import WrongAtTheEnd
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from helpers import Engine, EngineConfig, RoundedKVCache, SamplingParams, tiny_adapter
+from helpers import Engine, EngineConfig, RoundedKVCache, SamplingParams
 from helpers.fast import kernels
 from helpers.features.quantized_kv_cache.pool import QuantizedKVPool, QuantizedVectors
 from helpers.features.quantized_kv_cache.rounding import quantize_vectors, rounded
@@ -143,23 +143,6 @@ def test_samples_copy_integers_and_scales(random_pairs, monkeypatch):
     single = [SamplingParams(max_tokens=9, temperature=1.0, seed=5 + n, ignore_eos=True) for n in range(3)]
     separate = make_engine(random_pairs, prefix_caching=False).generate(PROMPTS[:1] * 3, single)
     assert [one.token_ids for one in shared] == [one.token_ids for one in separate]
-
-
-@needs_kernels
-def test_batch_invariant_execution_reads_rounded_vectors(random_pairs):
-    engine = make_engine(random_pairs, batch_invariant=True)
-    assert tokens_of(engine) == expected_tokens(*random_pairs)
-    assert isinstance(engine.runner.pool, QuantizedKVPool)
-
-
-def test_adapters_share_the_quantized_cache(embedded):
-    """Their keys depend on the adapter, so those of other tokens would show."""
-    engine = make_engine(embedded)
-    engine.load_adapter("sea", tiny_adapter("sea"))
-    mixed = tokens_of(engine, adapter=["sea", None] * 3)
-    for adapter, places in (("sea", range(0, 6, 2)), (None, range(1, 6, 2))):
-        single = tokens_of(engine, adapter=adapter)
-        assert [mixed[place] for place in places] == [single[place] for place in places]
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------

@@ -522,18 +522,6 @@ def test_the_answer_to_an_interrupted_check_is_not_read_as_that_to_the_next(comp
     assert compiler.compile(StructuredOutputs(json={"type": "string", "maxLength": 7}))
 
 
-def test_an_interrupt_leaves_no_grammar_to_the_next_description_with_the_same_identity(compiler, monkeypatch):
-    description = StructuredOutputs(choice=["a"])
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("helpers.features.structured_outputs.grammar.weakref.finalize", interrupted)
-        compiler.compile(description)
-    assert id(description) not in compiler._kept
-
-
 LONG = ["b" + "".join(chr(97 + place * number % 26) for place in range(MAX_CHOICE - 1)) for number in range(1, 60)]
 
 

@@ -4,7 +4,6 @@ Where processes would do the same for each family, most families are split over 
 """
 
 import gc
-import json
 import os
 import pickle
 import signal
@@ -20,7 +19,6 @@ import pytest
 import torch
 
 from helpers import Engine, EngineConfig, SamplingParams, model_engine
-from helpers.__main__ import main
 from helpers.fast import kernels
 from helpers.fast.linear import FastLinear
 from helpers.features.structured_outputs import StructuredOutputs
@@ -235,18 +233,6 @@ def test_the_processes_use_the_kernels_unless_they_are_switched_off(name, settin
 
 
 @pytest.mark.usefixtures("in_threads")
-def test_bfloat16_gives_the_log_probabilities_of_one_process_up_to_rounding():
-    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
-    found = []
-    for size, settings in ((2, FAST), (1, PLAIN)):
-        engine = make_engine("gpt2", dtype=torch.bfloat16, tensor_parallel_size=size, **settings)
-        outputs = engine.generate(prompts()[:3], params)
-        found.append([value for one in outputs for each in one.prompt_logprobs[1:] for value in each.values()])
-    assert len(found[0]) > 20
-    assert found[0] == pytest.approx(found[1], abs=0.05)
-
-
-@pytest.mark.usefixtures("in_threads")
 @pytest.mark.parametrize("quantized", [{"weights": "int4", "kv_cache": "int8"}, {"weights": "int8"}])
 def test_quantized_models_give_the_tokens_of_one_process(quantized):
     ours, theirs = make_engine(**quantized, **FAST), make_engine(**quantized, tensor_parallel_size=1, **PLAIN)
@@ -355,16 +341,6 @@ def test_no_process_outlives_the_engines_own(folder, number):
     while any(map(is_running, pids)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(map(is_running, pids))
-
-
-@pytest.mark.usefixtures("in_threads")
-def test_the_command_line_splits_a_model(folder, capsys):
-    found = []
-    for size in ("1", "2"):
-        settings = ["--model", folder, "--max-tokens", "8", "--json", "--tensor-parallel-size", size]
-        assert main(["The quick brown fox", *settings]) == 0
-        found.append(json.loads(capsys.readouterr().out)["token_ids"])
-    assert found[0] == found[1]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
