@@ -10,14 +10,13 @@ import itertools
 import json
 import re
 import time
-from collections import Counter
 
 import jsonschema
 import pytest
 import regex
 import torch
 from conftest import PROMPTS, byte_tokenizer, letters, random_pair, wrapped  # noqa: F401
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_speculation import WrongAtTheEnd
 from tokenizers import Tokenizer, decoders, normalizers
@@ -96,77 +95,6 @@ def pair(request):
 
 
 # --- the text matches -------------------------------------------------------------------------------------------------
-
-
-def schemas(depth: int = 2):
-    """Generate JSON schemas that a short text can meet."""
-    leaves = st.one_of(
-        st.just({"type": "boolean"}),
-        st.just({"type": "null"}),
-        st.builds(
-            lambda kind, low, size: {"type": kind, "minimum": low, "maximum": low + size},
-            st.sampled_from(["integer", "number"]),
-            st.integers(-50, 50),
-            st.integers(0, 50),
-        ),
-        st.builds(
-            lambda low, size: {"type": "string", "minLength": low, "maxLength": low + size},
-            st.integers(0, 4),
-            st.integers(0, 6),
-        ),
-        st.sampled_from(["^[a-f]{2,5}$", "^(ab|cd)+e$", "^[0-9]{3}-[0-9]{2}$", "^ö?x$"]).map(
-            lambda pattern: {"type": "string", "pattern": pattern}
-        ),
-        st.sampled_from(["date", "ipv4", "uuid", "time"]).map(lambda name: {"type": "string", "format": name}),
-        st.lists(st.one_of(st.text(max_size=5), st.integers(-9, 999), st.booleans()), min_size=1, max_size=4).map(
-            lambda values: {"enum": values}
-        ),
-        st.text(max_size=8).map(lambda value: {"const": value}),
-    )
-    if depth == 0:
-        return leaves
-    inner = schemas(depth - 1)
-    names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=6)
-    objects = st.builds(
-        lambda properties, required, is_open: {
-            "type": "object",
-            "properties": properties,
-            "required": [name for name, needed in zip(properties, required, strict=False) if needed],
-            "additionalProperties": {"type": "boolean"} if is_open and not properties else False,
-        },
-        st.dictionaries(names, inner, max_size=4),
-        st.lists(st.booleans(), min_size=4, max_size=4),
-        st.booleans(),
-    )
-    arrays = st.builds(
-        lambda items, low, more: {"type": "array", "items": items, "minItems": low, "maxItems": low + more},
-        inner,
-        st.integers(0, 2),
-        st.integers(0, 2),
-    )
-    either = st.lists(inner, min_size=1, max_size=3).map(lambda options: {"anyOf": options})
-    return st.one_of(leaves, objects, arrays, either)
-
-
-@pytest.mark.parametrize(  # examples of 6 schemas on three tokenizers: 1,008 in all
-    "examples", [8, pytest.param(56, marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
-)
-def test_sampled_texts_parse_and_match_random_schemas(pair, examples):
-    engine, reasons = Engine(*pair, EngineConfig(max_batch_size=8)), Counter()
-
-    @settings(max_examples=examples, suppress_health_check=[*HealthCheck])
-    @given(st.lists(schemas(), min_size=6, max_size=6), st.integers(0, 10**6))
-    def run(several, seed):
-        params = [structured(250, json=schema, seed=seed) for schema in several]
-        for schema, output in zip(several, engine.generate([PROMPTS[6]] * 6, params), strict=True):
-            reasons[output.finish_reason] += 1
-            if output.finish_reason == "stop":
-                jsonschema.validate(json.loads(output.text), schema)
-            else:
-                assert output.finish_reason == "length", (output.error, schema)
-
-    run()
-    assert reasons["length"] < 0.1 * reasons.total(), reasons
 
 
 @pytest.mark.parametrize("temperature", [0, 1, 5])
