@@ -87,9 +87,9 @@ def generate(engine, lines: dict[str, str], params: SamplingParams, as_json: boo
             finished.append([RequestOutput(number, prompt, "", [], "error", error=str(error))] * params.n)
     grows = len(lines) * params.n == 1 and not as_json and not finished[0]
     for (place, prompt), outputs in zip(lines.items(), finished, strict=True):
-        if grows:
-            print(prompt, end="", flush=True)
         try:
+            if grows:
+                print(prompt, end="", flush=True)
             while len(outputs) < params.n:
                 for output in engine.step():
                     if grows:
