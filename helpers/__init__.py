@@ -4,7 +4,6 @@ import importlib
 from importlib.util import find_spec
 
 _HOME = {
-    "BeamOutput": "features.beam_search",
     "Engine": "model_engine",
     "EngineConfig": "engine_config",
     "Generation": "loops",
@@ -24,7 +23,6 @@ _HOME = {
     "integer_reference": "models",
     "load_model": "models",
     "merge_batches": "batching",
-    "save_quantized": "models",
     "tiny_adapter": "tiny_model",
 }
 

@@ -2,13 +2,12 @@
 
     python -m helpers "The quick brown fox"                 the text appears as it is generated
     python -m helpers --file prompts.txt --max-tokens 20    one prompt per line, all in one engine
-    python -m helpers --file prompts.jsonl --json           each prompt with its own settings; output for a program
+    python -m helpers --file prompts.txt --json             one JSON object per output, for a program
     echo "What comes up" | python -m helpers                standard input, one prompt per line
 
 The outputs are those of `Engine.generate`, in the order of the prompts. Each is printed as soon as it and all earlier
-ones are finished. Several outputs of one prompt are numbered. A prompt that fails does not affect the others. Every
-field of `SamplingParams` is an option, because the options are derived from that class. Structured outputs have options
-of their own.
+ones are finished. A prompt that fails does not affect the others. Every field of `SamplingParams` but
+`structured_outputs` is an option, because the options are derived from that class.
 
 The exit status is 0 on success; 1 if a prompt failed (stderr says why); 2 for an invalid setting; 130 after Ctrl-C; 141
 if the program that reads the output has closed the pipe.
@@ -21,24 +20,18 @@ import os
 import sys
 import typing
 import warnings
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 try:
     from cyclopts import Parameter
-    from tqdm import tqdm
 
     # no torch yet: --help needs none
     from .command_line import FLAT, EngineOptions, fields_of, make_command, options_from, parse
-    from .engine import EngineConfig, Prompt, RequestOutput, SamplingParams
-    from .features.structured_outputs import StructuredOutputs
+    from .engine import EngineConfig, RequestOutput, SamplingParams
 except KeyboardInterrupt:  # `main` cannot handle it yet, and these imports take a while
     sys.exit(130)
 
-STRUCTURED = Parameter(group="Structured outputs", negative_iterable=())
 FIELDS = typing.get_type_hints(SamplingParams)
 OPTIONS = {name: kind for name, kind in FIELDS.items() if name != "structured_outputs"}
 SamplingOptions = options_from(SamplingParams, "Sampling", **OPTIONS)
@@ -66,38 +59,6 @@ def read_prompts(file: str | None) -> dict[str, str]:
     return lines
 
 
-def parse_json(line: str) -> tuple[Prompt, dict[str, Any]]:
-    """Return the prompt in a line of JSON, and the settings that the line has.
-
-    Raises:
-        ValueError: the line is not a JSON object with a prompt.
-    """
-    try:
-        request = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"This line is not JSON: {error}.") from None
-    match request:
-        case {"prompt": prompt, **settings}:
-            return prompt, settings
-    raise ValueError('A line must be an object with a prompt, as in {"prompt": "What comes up", "n": 1}.')
-
-
-def with_settings(defaults: SamplingParams, settings: dict[str, Any]) -> SamplingParams:
-    """Return `defaults`, except for the settings of a line.
-
-    Raises:
-        ValueError: a setting is unknown or invalid.
-    """
-    if unknown := settings.keys() - FIELDS:
-        raise ValueError(f"There is no setting {min(unknown)!r}: use {', '.join(FIELDS)}.")
-    if isinstance(described := settings.get("structured_outputs"), dict):
-        try:
-            settings["structured_outputs"] = StructuredOutputs(**described)
-        except TypeError as error:
-            raise ValueError(f"structured_outputs: {error}.") from None
-    return replace(defaults, **settings)
-
-
 def as_record(output: RequestOutput) -> dict[str, Any]:
     """Return an output as a JSON object with names of `RequestOutput` and `RequestMetrics`; times are in seconds."""
     names = ("prompt", "request_id", "index", "text", "token_ids", "finish_reason")
@@ -107,113 +68,51 @@ def as_record(output: RequestOutput) -> dict[str, Any]:
     return record | {name: value for name in optional if (value := getattr(output, name)) is not None}
 
 
-@dataclass
-class PromptOutputs:
-    """A prompt, where it was read, how many outputs it gets (0 if it was refused), and those that are finished."""
-
-    place: str
-    prompt: Prompt
-    num_outputs: int = 0
-    finished: list[RequestOutput] = field(default_factory=list)
-
-    @property
-    def is_done(self) -> bool:
-        return len(self.finished) >= self.num_outputs
-
-
-def generate(
-    engine, lines: dict[str, str], defaults: SamplingParams, is_jsonl: bool, as_json: bool, **options: Any
-) -> bool:
-    """Print the outputs for all lines in order, and return whether none failed. Ctrl-C prints the finished ones.
+def generate(engine, lines: dict[str, str], params: SamplingParams, as_json: bool, **options: Any) -> bool:
+    """Print the outputs for all prompts in their order, and return whether none failed.
 
     Args:
         engine: an idle engine.
-        lines: one prompt each, by location; error messages name the location.
-        defaults: the settings of prompts without settings of their own.
-        is_jsonl: whether each line is a JSON object (see `parse_json`).
+        lines: the prompts, by location; error messages name the location.
+        params: for all prompts.
         as_json: whether to print a JSON object per output; otherwise the prompt and its continuation are printed.
         options: those of `add_request`, for all prompts.
     """
-    prompts = [PromptOutputs(place, line) for place, line in lines.items()]
-    for number, one in enumerate(prompts):
+    finished: list[list[RequestOutput]] = []
+    for number, prompt in enumerate(lines.values()):
         try:
-            one.prompt, settings = parse_json(one.prompt) if is_jsonl else (one.prompt, {})
-            params = with_settings(defaults, settings)
-            engine.add_request(one.prompt, params, number, **options)
-            one.num_outputs = params.n
+            engine.add_request(prompt, params, number, **options)
+            finished.append([])
         except ValueError as error:
-            one.finished.append(RequestOutput(number, one.prompt, "", [], "error", error=str(error)))
-    if [one.num_outputs for one in prompts] == [1] and not as_json:
-        print_while_it_grows(engine, prompts[0])
-    else:
-        print_in_order(engine, prompts, as_json)
-    return not any(output.error for one in prompts for output in one.finished)
-
-
-def print_while_it_grows(engine, one: PromptOutputs) -> None:
-    """Print the text of a single output as it is generated: on a terminal, only the last line can grow."""
-    try:
-        print(text_before(one.prompt, engine.tokenizer), end="", flush=True)
-        while not one.is_done:
-            for output in engine.step():
-                print(output.new_text, end="", flush=True)
-                if output.finish_reason is not None:
-                    one.finished.append(output)
-    finally:
-        print(flush=True)
-    if (error := one.finished[0].error) is not None:
-        print(f"{one.place}: {error}", file=sys.stderr)
-
-
-def print_in_order(engine, prompts: list[PromptOutputs], as_json: bool) -> None:
-    """Print the outputs of each prompt once they and all earlier ones are finished."""
-    has_groups = not as_json and any(one.num_outputs > 1 for one in prompts)
-    # None: no bar unless stderr is a terminal.
-    with tqdm(total=sum(one.num_outputs for one in prompts), unit="output", leave=False, disable=None) as bar:
-        turns = deque(prompts)
-
-        def print_next() -> None:
-            one = turns.popleft()
-            print_outputs(one, as_json, engine.tokenizer)
-            if has_groups and one.finished and turns:
-                tqdm.write("", sys.stdout)  # a blank line after the outputs of one prompt
-            sys.stdout.flush()  # a program that reads from a pipe gets each output at once
-
+            finished.append([RequestOutput(number, prompt, "", [], "error", error=str(error))] * params.n)
+    grows = len(lines) * params.n == 1 and not as_json and not finished[0]
+    for (place, prompt), outputs in zip(lines.items(), finished, strict=True):
         try:
-            while turns:
-                while not turns[0].is_done:
-                    for output in engine.step():
-                        if output.finish_reason is not None:
-                            prompts[output.request_id].finished.append(output)
-                            bar.update()
-                print_next()
-        finally:  # after Ctrl-C, some prompts are left
-            while turns:
-                print_next()
+            if grows:
+                print(prompt, end="", flush=True)
+            while len(outputs) < params.n:
+                for output in engine.step():
+                    if grows:
+                        print(output.new_text, end="", flush=True)
+                    if output.finish_reason is not None:
+                        finished[output.request_id].append(output)
+        finally:
+            if grows:  # also after Ctrl-C: the shell's prompt gets a line of its own
+                print(flush=True)
+        print_outputs(place, outputs, as_json, grows)
+    return not any(output.error for outputs in finished for output in outputs)
 
 
-def print_outputs(one: PromptOutputs, as_json: bool, tokenizer) -> None:
-    """Print the finished outputs of a prompt. Unlike `print`, `tqdm.write` moves a bar out of the way."""
-    for output in sorted(one.finished, key=lambda output: output.index):
-        is_single = one.num_outputs <= 1
-        name = one.place if is_single else f"{one.place}, output {output.index + 1} of {one.num_outputs}"
+def print_outputs(place: str, outputs: list[RequestOutput], as_json: bool, is_shown: bool) -> None:
+    """Print the finished outputs of a prompt. If the text `is_shown` already, only an error is left to print."""
+    for output in sorted(outputs, key=lambda output: output.index):
         if as_json:
-            tqdm.write(json.dumps(as_record(output)), sys.stdout)
+            print(json.dumps(as_record(output)))
         elif output.error is not None:
-            tqdm.write(f"{name}: {output.error}", sys.stderr)
-        else:
-            label = "" if is_single else f"[{name}] "
-            tqdm.write(label + text_before(output.prompt, tokenizer) + output.text, sys.stdout)
-
-
-def text_before(prompt: Prompt, tokenizer) -> str:
-    """Return the text of a prompt, which may be token ids."""
-    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)
-
-
-def read_text(file: str) -> str:
-    """Return the text of a file, without the byte order mark that Windows editors write."""
-    return Path(file).read_text(encoding="utf-8-sig")
+            print(f"{place}: {output.error}", file=sys.stderr)
+        elif not is_shown:
+            print(output.prompt + output.text)
+    sys.stdout.flush()  # a program that reads from a pipe gets each output at once
 
 
 command = make_command("helpers", __doc__)
@@ -229,10 +128,6 @@ def prepare(
     weights: Literal["int8", "int4"] | None = None,
     device: str | None = None,
     adapter: str | None = None,
-    json_schema: Annotated[str | None, STRUCTURED] = None,
-    regex: Annotated[str | None, STRUCTURED] = None,
-    choice: Annotated[list[str] | None, STRUCTURED] = None,
-    grammar: Annotated[str | None, STRUCTURED] = None,
     engine_options: Annotated[EngineOptions, FLAT] = DEFAULTS[0],
     sampling_options: Annotated[SamplingOptions, FLAT] = DEFAULTS[1],
 ) -> Callable[[], bool]:
@@ -242,17 +137,13 @@ def prepare(
 
     Args:
         prompts: texts to continue; without any, those in --file or on standard input.
-        file: one prompt per line; in a .jsonl file, {"prompt": ...} with any of the sampling settings.
+        file: one prompt per line.
         as_json: print one JSON object per output.
-        model: a folder, a GGUF file or a Hub id; the embedded model if omitted.
+        model: a folder or a Hub id; the embedded model if omitted.
         dtype: the precision of the weights and of the computation.
         weights: store the weights of linear layers as integers of 8 or 4 bits, so that decoding reads fewer bytes.
         device: cpu, cuda, ...; cuda where available if omitted.
         adapter: a folder with a LoRA adapter of the model, in PEFT's format, for all prompts.
-        json_schema: a file with a JSON schema that every text must match.
-        regex: a regular expression that every text must match.
-        choice: every text is one of these; give the option once for each.
-        grammar: a file with a grammar for every text, in the notation of Lark or of llama.cpp (GBNF).
     """
     sampling = SamplingParams(**fields_of(SamplingOptions, sampling_options))
     config = EngineConfig(**fields_of(EngineOptions, engine_options), weights=weights)
@@ -261,11 +152,7 @@ def prepare(
             raise ValueError(f"--{name.replace('_', '-')} needs --json: plain text has no room for them.")
     if prompts and file:
         raise ValueError("Give prompts or --file, not both.")
-    if any(given is not None for given in (json_schema, regex, choice, grammar)):
-        files = [None if file is None else read_text(file) for file in (json_schema, grammar)]
-        sampling = replace(sampling, structured_outputs=StructuredOutputs(files[0], regex, choice, files[1]))
     lines = {f"prompt {number}": text for number, text in enumerate(prompts, start=1)} or read_prompts(file)
-    is_jsonl = file is not None and file.endswith(".jsonl")
 
     import torch
 
@@ -280,7 +167,7 @@ def prepare(
     if adapter is not None:
         engine.load_adapter("adapter", adapter)
     name = None if adapter is None else "adapter"
-    return lambda: generate(engine, lines, sampling, is_jsonl, as_json, adapter=name)
+    return lambda: generate(engine, lines, sampling, as_json, adapter=name)
 
 
 def main(argv: list[str] | None = None) -> int:

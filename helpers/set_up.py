@@ -13,7 +13,7 @@ import sys
 from importlib import metadata, util
 
 PACKAGE = "continuous-batching-course"
-NOT_FOR_LESSONS = ("gguf", "cluster")  # extras that no lesson needs
+NOT_FOR_LESSONS = ("cluster",)  # extras that no lesson needs
 
 
 class CannotStart(Exception):

@@ -10,7 +10,6 @@ import gc
 import random
 import tempfile
 import weakref
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -54,9 +53,8 @@ class Company:
         self.folders, self.folder = {None: None}, tempfile.TemporaryDirectory()
         for number in range(NUM_ADAPTERS):
             targets, rank = TARGETS[family][number % 4], RANKS[number % 6]
-            more = [{}, {"use_rslora": True}, {"lora_alpha": 5}, {"rank_pattern": {targets[0]: 5}}][number // 4]
-            if isinstance(targets, str):
-                more = more if "rank_pattern" not in more else {"alpha_pattern": {r"layers\.1\..*|h\.0\..*": 3}}
+            patterns = {} if isinstance(targets, str) else {targets[0]: 5}
+            more = [{}, {"use_rslora": True}, {"lora_alpha": 5}, {"rank_pattern": patterns}][number // 4]
             path = Path(self.folder.name, str(number))
             self.folders[f"adapter {number}"] = write_adapter(path, self.model, targets, number, rank, 0.7, **more)
         self.names = list(self.folders)
@@ -178,11 +176,6 @@ def test_every_request_gets_the_tokens_of_its_merged_model(company, config, call
         assert len(layered) <= 1 or config == ONLY_DECODES, "only the pass that writes the first keys calls layers"
 
 
-def test_adapters_change_the_tokens_of_most_requests(company):
-    texts = Counter(tuple(company.alone(name, PROMPTS[3], 20)) for name in company.names)
-    assert len(texts) > NUM_ADAPTERS / 2
-
-
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_family_runs_adapters_of_all_its_layers_or_refuses_them(family, tmp_path):
     skip_unless_ragged(family)
@@ -254,14 +247,12 @@ def merged_engine(company, name: str, **config) -> Engine:
     return Engine(company.merged[name], company.tokenizer, EngineConfig(**TINY | config))
 
 
-def test_streams_beams_scores_and_continued_outputs_are_those_of_the_merged_model(company):
+def test_streams_scores_and_continued_outputs_are_those_of_the_merged_model(company):
     name = company.names[7]
     engine, own = company.engine(), merged_engine(company, name)
     engine.add_request(PROMPTS[2], GREEDY, adapter=company.names[2])  # company
     streamed = [token for one in engine.stream(PROMPTS[0], GREEDY, adapter=name) for token in one.new_token_ids]
     assert streamed == company.alone(name, PROMPTS[0], 20)
-    found, expected = engine.beam_search(PROMPTS[1], 3, 10, adapter=name), own.beam_search(PROMPTS[1], 3, 10)
-    assert token_ids(found) == token_ids(expected)
     torch.testing.assert_close(prompt_scores(engine, [name]), prompt_scores(own, [None]), rtol=0, atol=1e-3)
     params = SamplingParams(20, ignore_eos=True)
     whole = own.generate(PROMPTS[3], params)[0].token_ids

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.engine import Chunk, Sequence
-from helpers.fast import kernels
 from helpers.features.speculation import Context, NgramProposer
 from helpers.features.speculation.draft_model import EMBEDDED_DRAFT
 from helpers.models import EMBEDDED
@@ -218,18 +217,3 @@ def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"The draft model .* has another tokenizer than the model"):
         Engine(config=EngineConfig(speculative="draft", draft_model=tmp_path))
     Engine(model, tokenizer, EngineConfig(speculative="draft", draft_model=str(tmp_path)))
-
-
-# --- batch-invariant execution ----------------------------------------------------------------------------------------
-
-
-def test_speculation_changes_no_bit_of_a_batch_invariant_engine(always_drafts):
-    if problem := kernels.unavailable(torch.float32, torch.device("cpu")):
-        pytest.skip(problem)
-    logprobs = []
-    for speculative in (None, "ngram"):
-        engine = Engine(config=EngineConfig(batch_invariant=True, speculative=speculative))
-        outputs = engine.generate(PROMPTS, SamplingParams(30, logprobs=3))
-        logprobs.append([output.logprobs for output in outputs])
-    assert engine.trace.accepted_tokens > 5
-    assert logprobs[0] == logprobs[1]

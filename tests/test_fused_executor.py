@@ -15,8 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.fast import attention, kernels, linear
 from helpers.fast.fused_executor import FusedExecutor
-from helpers.fast.linear import choose_linear_backends
-from helpers.fast.linear_choice import ROWS
+from helpers.fast.linear import FEW_ROWS, choose_linear_backends
 from helpers.models import clone_sharing_weights, quantize, round_inputs
 from helpers.models.quantization import QuantizedLinear
 from tests.support.families import build, by_name
@@ -174,11 +173,26 @@ def test_a_slot_that_does_not_exist_is_an_error(slots, calls):
     assert len(calls) <= 1, "the prompt's"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_where_pytorch_multiplies_many_rows_only_few_are_computed_in_one_call(dtype, calls, monkeypatch):
+    """In float32, rounding changes no token."""
+    for name in ("MIN_LAYER_BYTES", "MIN_MODEL_BYTES"):
+        monkeypatch.setattr(linear, name, 0)
+    monkeypatch.setattr(linear, "_choose", lambda *_: ("compiled", "pytorch"))
+    engine = make_engine(linear_backend="auto", max_batch_size=16, dtype=dtype)
+    calls.clear()
+    logits = run(engine, monkeypatch)
+    assert calls and max(calls) <= FEW_ROWS < max(map(len, logits))
+    if dtype is torch.float32:
+        expected = run(make_engine(linear_backend="pytorch", max_batch_size=16), monkeypatch)
+        assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(logits, expected, strict=True))
+
+
 def test_small_quantized_layers_are_read_by_the_one_call(calls, monkeypatch):
     """They are not replaced, either."""
     monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 4000)
     monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
-    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [["compiled"] * len(ROWS)] * len(layers))
+    monkeypatch.setattr(linear, "_choose", lambda *_: ("compiled", "compiled"))
     settings = {"weights": "int8", "linear_backend": "auto", "prefix_caching": False}
     engine = make_engine(**settings)
     block = engine.runner.model.transformer.h[0]

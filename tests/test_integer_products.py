@@ -246,17 +246,6 @@ def test_no_trial_rounds_inputs_and_every_iteration_does(random_pairs, settings,
     assert bool(calls) == ("batch_invariant" not in settings)  # which names the product for all layers
 
 
-def test_new_weights_are_rounded_and_so_are_their_inputs(doubles):
-    model, _, own = doubles
-    engine, other = Engine(model, own, EngineConfig(**INT8)), copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.1)
-    engine.update_weights(other)
-    output = engine.generate([PROMPTS[0]], SamplingParams(max_tokens=20))[0]
-    assert output.token_ids == alone(integer_reference(other), own, PROMPTS[0], 20)
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 

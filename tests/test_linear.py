@@ -1,29 +1,26 @@
 """A replaced layer computes what the original layer computes: in every shape and precision, and with every backend.
 
-No test asserts how much faster it is. test_linear_choice.py tests how backends are chosen, and test_ragged_exactness.py
-that they change no token while requests arrive, leave and are preempted.
+No test asserts how much faster it is. test_ragged_exactness.py tests that they change no token while requests arrive,
+leave and are preempted.
 """
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import random_pair
 from torch import nn
-from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 from helpers import Engine, EngineConfig
-from helpers.fast import kernels, linear_choice
-from helpers.fast.linear import FastLinear, choose_linear_backends, unchanged_layers
+from helpers.fast import kernels, linear
+from helpers.fast.linear import FEW_ROWS, FastLinear, choose_linear_backends, unchanged_layers
 from helpers.fast.linear_backends import BACKENDS, available_backends
-from helpers.fast.linear_choice import ROWS
 from helpers.models import clone_sharing_weights
 
 FAST = [name for name in BACKENDS if name != "pytorch"]
 by_all = pytest.mark.parametrize("backend", FAST, indirect=True)
-needs_onednn = pytest.mark.skipif("onednn_packed" not in available_backends(torch.float32), reason="no oneDNN")
+needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
 
 
 @pytest.fixture
@@ -33,12 +30,12 @@ def backend(request):
     return request.param
 
 
-def fast(model, backend="onednn_packed"):
+def fast(model, backend="compiled"):
     """Return a clone of the model in which this backend computes all linear layers."""
     clone = clone_sharing_weights(model)
     assert choose_linear_backends(clone, backend) > 0
     assert not unchanged_layers(clone)
-    assert all(module.backends == [backend] * len(ROWS) for module in clone.modules() if isinstance(module, FastLinear))
+    assert all(module.backends == (backend, backend) for module in clone.modules() if isinstance(module, FastLinear))
     return clone
 
 
@@ -78,6 +75,37 @@ def check(replaced, original, x, tolerance):
     torch.testing.assert_close(replaced(x), original(x), rtol=tolerance, atol=tolerance)
 
 
+@torch.no_grad()
+def test_the_backend_follows_the_number_of_rows(monkeypatch):
+    called = []
+    for name in ("few", "many"):
+        recorder = lambda layer, name=name: lambda x: called.append(name) or layer(x)  # noqa: E731
+        monkeypatch.setitem(BACKENDS, name, recorder)
+    layer = FastLinear(layer_of("Conv1D")[0], ("few", "many"))
+    for rows in (0, 1, FEW_ROWS, FEW_ROWS + 1, 5000):
+        layer(torch.zeros(1, rows, 24))
+    assert called == ["few"] * 3 + ["many"] * 2
+    assert list(layer.state_dict()) == ["layer.weight", "layer.bias"]
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("machine", "copies", "expected"),
+    [
+        ("x86_64", True, ("compiled", "compiled")),
+        ("aarch64", True, ("compiled", "pytorch")),
+        ("x86_64", False, ("compiled_unpacked", "pytorch")),
+    ],
+)
+def test_large_layers_of_large_models_get_the_kernel(monkeypatch, machine, copies, expected):
+    monkeypatch.setattr(linear.platform, "machine", lambda: machine)
+    model = nn.Sequential(nn.Linear(600, 900), nn.Linear(900, 60))
+    assert choose_linear_backends(model, copies=copies) == 0, "the model is small"
+    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
+    assert choose_linear_backends(model, copies=copies) == 1
+    assert model[0].backends == expected and type(model[1]) is nn.Linear
+
+
 def in_inference_mode(layer: nn.Linear) -> None:
     with torch.inference_mode():
         layer.weight = nn.Parameter(layer.weight.clone())
@@ -93,18 +121,18 @@ UNCHANGED = {
 }
 
 
-@needs_onednn
+@needs_kernels
 @pytest.mark.parametrize("change", UNCHANGED.values(), ids=UNCHANGED)
 def test_a_linear_layer_with_anything_special_stays_as_it_is(change):
     model = nn.ModuleList([nn.Linear(16, 16), nn.Linear(512, 512), nn.Embedding(512, 512)])
     change(model[1])
     expected = type(model[1])
-    assert choose_linear_backends(model, "onednn_packed") == 1
+    assert choose_linear_backends(model, "compiled") == 1
     assert [type(layer) for layer in model] == [FastLinear, expected, nn.Embedding]
     assert unchanged_layers(model) == ["1"]
 
 
-@needs_onednn
+@needs_kernels
 def test_gradients_are_those_of_the_original_layer():
     original = layer_of("Linear with bias")
     replaced = fast(original)
@@ -127,26 +155,11 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_parameter_that_has_been_changed_is_followed(backend, change):
     layer = layer_of("Linear with bias")[0]
-    replaced = FastLinear(layer, [backend] * len(ROWS))
+    replaced = FastLinear(layer, (backend, backend))
     replaced(torch.randn(8, 24))
     change(layer)
     x = torch.randn(3, 24, dtype=layer.weight.dtype)
     torch.testing.assert_close(replaced(x), layer(x))
-
-
-def refuse(*arguments):
-    raise RuntimeError("mkldnn_reorder_linear_weight: this path needs another CPU")
-
-
-def operators(reorder, multiply):
-    return SimpleNamespace(_reorder_linear_weight=reorder, _linear_pointwise=multiply)
-
-
-BROKEN = {
-    "are missing": SimpleNamespace(),
-    "refuse this CPU": operators(refuse, refuse),
-    "compute something else": operators(lambda weight, rows: weight, lambda x, *others: torch.zeros_like(x)),
-}
 
 
 @pytest.fixture
@@ -154,11 +167,8 @@ def no_kernels(monkeypatch):
     monkeypatch.setattr(kernels, "unavailable", lambda *of: "there is no C++ compiler")
 
 
-@pytest.mark.parametrize("how", BROKEN)
-def test_if_the_operators_do_not_work_the_model_stays_as_it_is(monkeypatch, no_kernels, how):
-    monkeypatch.setattr(torch.ops, "mkldnn", BROKEN[how])
-    monkeypatch.setattr(linear_choice, "measure", lambda *of: pytest.fail("there is nothing to choose"))
-    monkeypatch.setattr("helpers.fast.linear.MIN_MODEL_BYTES", 0)
+def test_without_kernels_the_model_stays_as_it_is(monkeypatch, no_kernels):
+    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
     assert available_backends(torch.float32) == available_backends(torch.bfloat16) == ["pytorch"]
     model = copy.deepcopy(random_pair("gpt2")[0])
     before = str(model)
@@ -167,21 +177,18 @@ def test_if_the_operators_do_not_work_the_model_stays_as_it_is(monkeypatch, no_k
 
 
 @pytest.mark.parametrize("options", [{"dtype": torch.float64}, {"dtype": torch.float16}, {"device": "meta"}])
-def test_layers_of_other_dtypes_and_devices_stay_as_they_are(monkeypatch, options):
-    # Unlike the real operators, these work in any dtype.
-    any_dtype = operators(lambda weight, rows: weight, lambda x, weight, bias, *others: linear(x, weight, bias))
-    monkeypatch.setattr(torch.ops, "mkldnn", any_dtype)
+def test_layers_of_other_dtypes_and_devices_stay_as_they_are(options):
     model = nn.Sequential(nn.Linear(2000, 2000, **options))
     assert choose_linear_backends(model) == 0
     assert type(model[0]) is nn.Linear
-    with pytest.raises(ValueError, match=r"'onednn' does not work for float.. on (cpu|meta) here: .* 'pytorch'"):
-        choose_linear_backends(model, "onednn")
+    with pytest.raises(ValueError, match=r"'compiled' does not work for float.. on (cpu|meta) here: .* 'pytorch'"):
+        choose_linear_backends(model, "compiled")
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mkl", "There is no linear backend 'mkl': choose one of 'auto', 'pytorch', 'onednn', "),
+        ("mkl", "There is no linear backend 'mkl': choose one of 'auto', 'pytorch', 'compiled', "),
         ("compiled", "'compiled' does not work for float32 on cpu here: choose one of 'auto', 'py"),
     ],
 )

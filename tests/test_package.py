@@ -29,11 +29,11 @@ class Installation:
         pip("install", wheel, python=self.python)
         (self.packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
         (self.packages / "borrowed.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
-        self.empty, self.cache = folder / "empty", folder / "cache"
+        self.empty, self.cache = folder / "empty", folder / ".cache"
         self.empty.mkdir()
         ours = ("PYTHONPATH", "COURSE_KERNEL_CACHE")
         self.environment = {name: value for name, value in os.environ.items() if name not in ours}
-        self.environment |= {"XDG_CACHE_HOME": str(self.cache), "HOME": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.environment |= {"HOME": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(self, *arguments: str) -> str:
         """Run the environment's Python and return what it prints."""

@@ -45,15 +45,6 @@ def make_engine(pair, **settings) -> Engine:
     return Engine(*pair, EngineConfig(**settings))
 
 
-def tokens_of(engine: Engine, **settings) -> list[list[int]]:
-    params = [SamplingParams(max_tokens=7 + 4 * row) for row in range(6)]
-    return [output.token_ids for output in engine.generate(PROMPTS[:6], params, **settings)]
-
-
-def expected_tokens(model, tokenizer) -> list[list[int]]:
-    return [alone(model, tokenizer, prompt, 7 + 4 * row) for row, prompt in enumerate(PROMPTS[:6])]
-
-
 # --- rounding ---------------------------------------------------------------------------------------------------------
 
 
@@ -133,13 +124,6 @@ def test_samples_copy_integers_and_scales(random_pairs, monkeypatch):
     single = [SamplingParams(max_tokens=9, temperature=1.0, seed=5 + n, ignore_eos=True) for n in range(3)]
     separate = make_engine(random_pairs, prefix_caching=False).generate(PROMPTS[:1] * 3, single)
     assert [one.token_ids for one in shared] == [one.token_ids for one in separate]
-
-
-@needs_kernels
-def test_batch_invariant_execution_reads_rounded_vectors(random_pairs):
-    engine = make_engine(random_pairs, batch_invariant=True)
-    assert tokens_of(engine) == expected_tokens(*random_pairs)
-    assert isinstance(engine.runner.pool, QuantizedKVPool)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------

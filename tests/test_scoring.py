@@ -109,15 +109,6 @@ def test_a_prompt_may_fill_the_context_if_nothing_follows_and_may_be_one_token()
         Engine(*pair).generate([[5, 6] * 64], SamplingParams(1, prompt_logprobs=3))
 
 
-def test_a_cancelled_request_ends_with_the_scores_that_it_has(random_pairs):
-    engine = Engine(*random_pairs, EngineConfig(max_tokens_per_step=9))
-    request = engine.add_request(PROMPTS[8], replace(SCORE, max_tokens=2))
-    engine.step()
-    engine.abort_request(request)
-    (output,) = engine.step()
-    assert output.finish_reason == "abort" and len(output.prompt_logprobs) == 10
-
-
 def test_further_outputs_score_the_prompt_themselves_if_the_first_one_fails(random_pairs):
     engine = Engine(*random_pairs, EngineConfig(max_tokens_per_step=30))
     params = SamplingParams(3, prompt_logprobs=1, temperature=1.0, seed=2, n=3)

@@ -152,8 +152,6 @@ def test_a_model_is_called_by_the_name_of_its_folder(tmp_path):
     folder.mkdir()
     assert name_of(str(folder)) == name_of(f"{folder}/") == "my-model"
     assert name_of("openai-community/gpt2") == "openai-community/gpt2", "a Hub id is a name"
-    (tmp_path / "model.gguf").touch()
-    assert name_of(str(tmp_path / "model.gguf")) == "model.gguf"
     assert name_of(None) == name_of("") == "tiny-model"
     for option in ("--served-model-name", "--name"):
         assert parse(command.command, [option, "mine"]).served_model_name == "mine"

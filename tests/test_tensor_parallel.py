@@ -131,15 +131,13 @@ def is_running(pid: int) -> bool:
     [
         ("gpt2", 2 * BLOCKS + 1, FAST, False),
         ("gpt2", 2 * BLOCKS + 1, PLAIN, True),
-        ("phi", BLOCKS + 1, PLAIN, True),
+        ("phi", 2 * BLOCKS + 1, PLAIN, True),
         ("llama", 2 * BLOCKS + 1, FAST, True),
-        ("gpt_neox", BLOCKS, FAST, True),
+        ("gpt_neox", 2 * BLOCKS, FAST, True),
     ],
     indirect=["in_threads"],
 )
-def test_tokens_equal_those_alone_and_each_block_takes_two_sums_or_one_if_it_is_parallel(
-    name, sums, settings, in_threads
-):
+def test_tokens_equal_those_alone_and_each_block_takes_two_sums(name, sums, settings, in_threads):
     """One more sum is the embedding's, where the plan splits it."""
     engine = check_serving(name, **settings)
     for one in engine.trace.passes:

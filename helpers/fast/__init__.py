@@ -10,11 +10,8 @@ executor.py           their forward pass
 plain_executor.py     computes the blocks one operation after the other
 fused_executor.py     computes all blocks in one call
 adapter_tables.py     describes the adapters of a pass for this call
-one_call_choice.py    for how many rows that is faster, by measurement
 linear.py             linear layers, quantized ones too, that use the fastest backend
 linear_backends.py    the backends
-linear_choice.py      which of them is fastest, by measurement
-linear_report.py      the measured times as a table
 quantized_linear.py   the kernels for quantized layers
 batch_invariant.py    the same bits in every batch, on request
 """

@@ -11,7 +11,6 @@ from .attention import attend_with_kernel
 from .batch_invariant import BatchInvariantRunner
 from .linear import choose_linear_backends, unchanged_layers
 from .linear_backends import BATCH_INVARIANT
-from .one_call_choice import measure_one_call
 from .recognition import recognize
 
 # Weights of a model that is larger are copied only if the configuration names such a backend.
@@ -44,8 +43,6 @@ def accelerate(runner: PaddedRunner | RaggedRunner, config: EngineConfig) -> Pad
     runner.kernel = kernel
     if executor := recognize(runner):
         runner.call_model = executor
-        if config.linear_backend == "auto" and _may_copy(model):
-            measure_one_call(executor)
     return runner
 
 

@@ -32,7 +32,7 @@ class Executor:
     Attributes:
         settings: what each layer asks of attention.
         plain: computes the blocks in many calls.
-        fused: computes them in one call; made for the first pass that may be one, or by a measurement.
+        fused: computes them in one call; made for the first pass that may be one.
         adapters: the adapter (or None) and the tokens of each chunk of the pass, in the order of its rows; None for a
             pass without adapters. Linear layers that are called one by one add the products themselves.
     """

@@ -3,10 +3,8 @@
 The plain executor makes a dozen calls per block, and memory waits for them. On a GPU, CUDA graphs solve the same
 problem. The one call gives the bits that the kernels give in many calls.
 
-It is made only where a compiled kernel exists for every operation, and for as many rows as it is faster. That cannot be
-told from the times of single layers: where another backend multiplies faster than the kernel does, the many calls
-around its products may take longer than the products. So whole passes are timed (`one_call_choice.py`). Where the
-kernel computes all linear layers anyway, one call is always made.
+It is made only where a compiled kernel exists for every operation, and for as many rows as the kernels multiply the
+weights anyway (`linear.py`).
 """
 
 import copy
@@ -25,10 +23,10 @@ from . import kernels
 from .adapter_tables import AdapterTables
 from .attention import kernel_segments, kernel_wins_chunks
 from .decoder_blocks import Decoder, activation_kind, epsilon
-from .linear import FastLinear, is_plain
+from .linear import FEW_ROWS, FastLinear, is_plain
 from .linear_backends import kind_of
 from .plain_executor import Rotary
-from .quantized_linear import multiply_integers, multiply_quantized, packed
+from .quantized_linear import packed
 
 Weight = kernels.PackedWeight | kernels.QuantizedWeight
 
@@ -42,29 +40,20 @@ class FusedExecutor:
         decoder: the modules.
         settings: what each layer asks of attention.
         pool: the keys and values of all layers.
-        max_rows: the most rows for which one call is faster; if None, one call is made where the kernel computes all
-            linear layers anyway, which takes no further copies of their weights.
 
     Attributes:
         adapters: describes those of a pass.
         max_rows: the most rows that one call computes; 0 if there are operations without a kernel.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        settings: Sequence[AttentionSettings],
-        pool: KVPool,
-        max_rows: float | None = None,
-    ):
-        self.decoder, self.settings, self._wanted = decoder, settings, max_rows
+    def __init__(self, decoder: Decoder, settings: Sequence[AttentionSettings], pool: KVPool):
+        self.decoder, self.settings, self._max_rows = decoder, settings, 0
         linears = [layer for block in decoder.blocks for layer in block.linears]
-        if max_rows is None:
-            max_rows = math.inf if _are_all_compiled(linears) else 0
+        max_rows = _most_rows([layer.backends for layer in linears if isinstance(layer, FastLinear)])
         packed = _pack(linears) if max_rows else []
-        self._max_rows = max_rows if packed else 0
         self._packed = dict(zip(linears, packed, strict=True)) if packed else {}
         if packed:
+            self._max_rows = max_rows
             norms = [norm for block in decoder.blocks for norm in block.norms.values()]
             self._parameters = _Parameters([getattr(layer, "layer", layer) for layer in linears], norms)
             self._rounds = packed[0].rounds
@@ -79,15 +68,9 @@ class FusedExecutor:
             self._blocks = (kernels.Block * len(blocks))(*map(self._describe, range(len(blocks))))
             self._sizes = self._common_sizes()
 
-    def limit(self, max_rows: float) -> None:
-        """Compute at most this many rows from now on; with 0, drop the packed weights."""
-        self._max_rows = self._wanted = max_rows
-        self._packed = self._packed if max_rows else {}
-        self.use(self.pool)
-
     def __deepcopy__(self, memo: dict) -> "FusedExecutor":
         """Describe the copied blocks and pool: addresses cannot be copied."""
-        return type(self)(*(copy.deepcopy(one, memo) for one in (self.decoder, self.settings, self.pool)), self._wanted)
+        return type(self)(*(copy.deepcopy(one, memo) for one in (self.decoder, self.settings, self.pool)))
 
     def is_outdated(self) -> bool:
         """Return whether weights have changed since they were packed, and can be packed anew.
@@ -100,7 +83,7 @@ class FusedExecutor:
 
     def renewed(self) -> "FusedExecutor":
         """Return the same with the weights as they are now."""
-        return type(self)(self.decoder, self.settings, self.pool, self._wanted)
+        return type(self)(self.decoder, self.settings, self.pool)
 
     def can_compute(self, hidden: torch.Tensor, row: AttentionMetadata) -> bool:
         """Return whether one call can compute this row. It cannot once a parameter has been replaced.
@@ -257,8 +240,9 @@ def can_be_read(layer: nn.Module) -> bool:
     return is_plain(layer) or type(layer) in (QuantizedLinear, IntegerLinear)
 
 
-def _are_all_compiled(linears: list[nn.Module]) -> bool:
-    """Return whether kernels compute all layers that are large enough for a choice."""
-    compiled = (kernels.linear, multiply_quantized, multiply_integers)
-    products = [product for layer in linears if isinstance(layer, FastLinear) for product in layer.products]
-    return bool(products) and all(getattr(product, "func", None) in compiled for product in products)
+def _most_rows(backends: list[tuple[str, str]]) -> float:
+    """Return for how many rows kernels compute all layers that are large enough for a choice."""
+    few, many = map(set, zip(*backends, strict=True)) if backends else (set(), set())
+    if few != {"compiled"}:
+        return 0
+    return math.inf if many == few else FEW_ROWS

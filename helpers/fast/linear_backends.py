@@ -1,25 +1,22 @@
-"""The implementations of a linear layer, of which the fastest is chosen by measurement (`linear_choice.py`).
+"""The implementations of a linear layer, of which `linear.py` chooses one for few rows and one for many.
 
     pytorch             the layer itself
-    onednn              oneDNN, on the layer's own weight
-    onednn_packed       oneDNN, on a copy of the weight that oneDNN has reordered
     compiled            the kernel in `kernels/linear.cpp`, on a copy of the weight in the kernel's order
     compiled_unpacked   the kernel in `kernels/unpacked_linear.cpp`, on the layer's own weight
 
-No processor runs one of them fastest for every shape. With a few rows a product waits for memory, and the order in
-which the weight is read matters. With many rows it waits for arithmetic, and the matrix units of the processor matter.
+With a few rows a product waits for memory, and the order in which the weight is read matters. With many rows it waits
+for arithmetic, and the matrix units of the processor matter.
 
 A layer with quantized weights (`models/quantization.py`) has these:
 
     pytorch         dequantizes the weight and multiplies, which takes more time with few rows
     compiled        the kernel in `kernels/quantized.cpp`, on the layer's own integers
-    dequantized     a kernel dequantizes the weight, and PyTorch multiplies: for many rows and matrix units
 
-A layer that rounds its inputs, too (`models/integer_products.py`), has the first two, with the kernel in
+A layer that rounds its inputs, too (`models/integer_products.py`), has the same two, with the kernel in
 `kernels/integer_linear.cpp`. PyTorch's private product of integers, `_int_mm`, needs a copy of them in another order.
 
-oneDNN's operators are private to PyTorch and differ between versions, and the kernel needs a compiler. So a backend is
-available if it multiplies correctly on a trial.
+PyTorch's private products by oneDNN (`torch.ops.mkldnn`) are left out. On the processors of
+`benchmarks/results/linear_layers.md`, they were hardly ever faster than the compiled kernel, and then by less than 10%.
 """
 
 from collections.abc import Callable
@@ -32,54 +29,30 @@ from transformers.pytorch_utils import Conv1D
 from ..models.integer_products import IntegerLinear
 from ..models.quantization import QuantizedLinear, weight_of
 from . import kernels
-from .quantized_linear import multiply_dequantized, multiply_integers, multiply_quantized
+from .quantized_linear import multiply_integers, multiply_quantized
 
 Layer = nn.Linear | Conv1D | QuantizedLinear
 Product = Callable[[torch.Tensor], torch.Tensor]  # from inputs [..., in] to outputs [..., out]
 
 
-def onednn(layer: nn.Linear | Conv1D) -> Product:
-    """Multiply with oneDNN, in float32 up to twice as fast as PyTorch's default product on the same weight."""
-    weight, bias = weight_of(layer), layer.bias
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
-def onednn_packed(layer: nn.Linear | Conv1D) -> Product:
-    """Multiply with oneDNN by an opaque, reordered copy of the weight."""
-    rows = 8  # a hint: values from 4 to 512 make no difference, and any number of rows is accepted
-    weight, bias = torch.ops.mkldnn._reorder_linear_weight(weight_of(layer), rows), layer.bias
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
 def compiled(layer: nn.Linear | Conv1D) -> Product:
     """Multiply with the compiled kernel by a copy of the weight. A row does not depend on the others, bit for bit."""
-    _require_kernels(layer)
     return partial(kernels.linear, weight=kernels.pack(weight_of(layer)), bias=layer.bias)
 
 
 def compiled_unpacked(layer: nn.Linear | Conv1D) -> Product:
     """Multiply with the compiled kernel by the layer's own weight. A row does not depend on the others, either."""
-    _require_kernels(layer)
     return partial(kernels.unpacked_linear, weight=weight_of(layer), bias=layer.bias)
-
-
-def _require_kernels(layer: nn.Linear | Conv1D) -> None:
-    if problem := kernels.unavailable(layer.weight.dtype, layer.weight.device):
-        raise RuntimeError(problem)
 
 
 BACKENDS: dict[str, Callable[[nn.Linear | Conv1D], Product]] = {
     "pytorch": lambda layer: layer,
-    "onednn": onednn,
-    "onednn_packed": onednn_packed,
     "compiled": compiled,
     "compiled_unpacked": compiled_unpacked,
 }
-COPYING = ("onednn_packed", "compiled")  # these keep a second copy of the weight
 QUANTIZED: dict[str, Callable[[QuantizedLinear], Product]] = {
     "pytorch": lambda layer: layer.multiply_dequantized,
     "compiled": lambda layer: partial(multiply_quantized, layer),
-    "dequantized": lambda layer: partial(multiply_dequantized, layer),
 }
 INTEGER: dict[str, Callable[[IntegerLinear], Product]] = {
     "pytorch": lambda layer: layer.multiply_integers,
@@ -120,36 +93,4 @@ def available_backends(
 
     The first call may compile the kernels.
     """
-    if names != (*BACKENDS,):  # of quantized layers
-        return ["pytorch"] if kernels.unavailable(dtype, device) else [*names]
-    if torch.device(device).type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
-        return ["pytorch"]
-    return ["pytorch"] + [name for name in BACKENDS if name != "pytorch" and _multiplies(name, dtype)]
-
-
-@torch.no_grad()
-def _multiplies(name: str, dtype: torch.dtype) -> bool:
-    """Return whether a backend multiplies by a weight in either layout."""
-    x = torch.arange(32, device="cpu").view(2, 16).to(dtype)
-    expected = torch.cat([x, torch.zeros_like(x[:, :8])], dim=1)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # making a layer draws random numbers
-        layers = nn.Linear(16, 24, bias=False), Conv1D(24, 16)
-    for layer in layers:
-        nn.init.eye_(layer.weight)
-        try:
-            if not torch.equal(BACKENDS[name](layer.to(dtype))(x), expected):
-                return False
-        except (AttributeError, NotImplementedError, RuntimeError, TypeError):
-            return False  # the operator is missing, refuses this processor, or has another signature
-    return True
-
-
-def candidates(available: list[str], copies: bool) -> list[str]:
-    """Return the backends that "auto" chooses from, depending on whether it may keep copies of weights.
-
-    Where it may, `compiled_unpacked` is left out. Timed layer by layer it is about as fast as `compiled`, but a whole
-    GPT-2 of 124M parameters generated 78 tokens per second with both and 113 with `compiled` alone (AMD EPYC, Zen 4).
-    """
-    if copies:
-        return [name for name in available if name != "compiled_unpacked"]
-    return [name for name in available if name not in COPYING]
+    return ["pytorch"] if kernels.unavailable(dtype, device) else [*names]

@@ -1,14 +1,12 @@
 """Load models, call them, find out what they support, quantize them, and clone them without copying their weights.
 
-loading.py             a model and its tokenizer, by name, folder or file
+loading.py             a model and its tokenizer, by name or folder
 capabilities.py        what a model supports, asked of the model
 running.py             one call for every family
 cloning.py             a copy that shares the weights
 quantization.py        linear layers that store integers
 integer_products.py    linear layers that multiply integers by integers
-assembly.py            a model from a file of integers, without its float weights
 compressed_tensors.py  folders of quantized weights
-gguf_file.py           the files of llama.cpp
 weight_update.py       new weights, all or none
 """
 
@@ -22,7 +20,6 @@ from .capabilities import (
     same_logits,
 )
 from .cloning import clone_sharing_weights
-from .compressed_tensors import save_quantized
 from .integer_products import integer_reference, round_inputs, unrounded_inputs
 from .loading import EMBEDDED, default_pair, load_model
 from .quantization import dequantized, quantize

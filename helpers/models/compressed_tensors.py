@@ -1,4 +1,4 @@
-"""Save and load quantized models as folders in the format `pack-quantized` of compressed-tensors.
+"""Load quantized models in the format `pack-quantized` of compressed-tensors, without ever holding the float weights.
 
 That is a Hugging Face folder with a `quantization_config` in its config.json. A quantized layer has three tensors in
 place of its weight [out, in]:
@@ -7,24 +7,22 @@ place of its weight [out, in]:
     weight_scale    [out, 1] for a scale per output, or [out, groups]
     weight_shape    [out, in]
 
-The package `compressed-tensors` turns them into the same weights, and with it transformers loads such a folder. There
-is one exception: the format has no place for GPT-2's `Conv1D`. Its layers are stored like all others, [out, in], which
-`load_model` reads. transformers does not: it reports them as missing and initializes them at random.
+`from_pretrained` would allocate the float weights first. Here, the model is built without any: its parameters are on
+the "meta" device and have only a shape. Then the layers whose integers are in the folder become `QuantizedLinear`, one
+after the other. Finally, the other tensors are read. So memory never holds more than the quantized weights and one
+layer, apart from pages of the mapped files, which the operating system can drop.
 """
 
-import copy
-import os
+import threading
 from pathlib import Path
 
 import torch
-from huggingface_hub import save_torch_state_dict, snapshot_download
+from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import nn
-from torch.nn.functional import pad
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.pytorch_utils import Conv1D
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from .assembly import Integers
 from .quantization import GROUP, QuantizedLinear
 
 METHOD, FORMAT = "compressed-tensors", "pack-quantized"
@@ -34,66 +32,43 @@ SUPPORTED = (
 )
 
 
-def save_quantized(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | os.PathLike) -> None:
-    """Save a quantized model and its tokenizer as a folder that `load_model` and other libraries read.
-
-    No number changes: `load_model(folder)` returns the same integers and scales. Scales are saved in the wider of
-    their dtype and the model's, so that another library does not round integer times scale to fewer bits.
+def load_compressed(name: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Return the model of a folder, or of a repository on the Hub, with the integers that it stores.
 
     Args:
-        model: a quantized model, for instance from `load_model(name, weights="int4")`.
+        config: of this model; its `quantization_config` is removed, since the integers become layers of this course.
 
     Raises:
-        ValueError: the model has no quantized layers, or the groups of a layer do not divide its inputs.
+        ValueError: the integers are of another format, or a weight is missing or has another shape.
     """
-    layers = {path: module for path, module in model.named_modules() if isinstance(module, QuantizedLinear)}
-    if not layers:
-        raise ValueError(f'{type(model).__name__} is not quantized. Load it with load_model(..., weights="int8").')
-    own = {f"{path}.{name}" for path in layers for name in ("words", "scales")}
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in own}
-    for path, layer in layers.items():
-        if layer.in_features % (layer.format.group or 1):
-            raise ValueError(
-                f"{path} has {layer.in_features} inputs, which the format cannot divide into groups of "
-                f'{layer.format.group}. Load the model with weights="int8", which has no groups.'
-            )
-        integers, scales = layer.integers_and_scales()
-        tensors[f"{path}.weight_packed"] = pack_to_int32(integers, layer.format.bits)
-        tensors[f"{path}.weight_scale"] = scales.to(torch.promote_types(scales.dtype, layer.dtype)).clone()
-        tensors[f"{path}.weight_shape"] = torch.tensor(integers.shape)
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_torch_state_dict(tensors, folder)
-    config = copy.deepcopy(model.config)
-    config.architectures, config.dtype = [type(model).__name__], model.dtype
-    if isinstance(model.get_output_embeddings(), QuantizedLinear):
-        config.tie_word_embeddings = False  # the head has integers of its own
-    config.quantization_config = _quantization_config(model, layers)
-    config.save_pretrained(folder)
-    if model.generation_config is not None:
-        model.generation_config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _quantization_config(model: nn.Module, layers: dict[str, QuantizedLinear]) -> dict:
-    """Return the description of all quantized layers, and the names of the linear layers that are not."""
-    paths: dict[tuple[int, int | None], list[str]] = {}
-    for path, layer in layers.items():
-        paths.setdefault((layer.format.bits, layer.format.group), []).append(path)
-    groups = {}
-    for (bits, group), targets in paths.items():
-        weights = {"type": "int", "num_bits": bits, "symmetric": True, "dynamic": False}
-        weights |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel"}
-        targets = targets if len(paths) > 1 else ["Linear"]
-        groups[f"group_{len(groups)}"] = {"targets": targets, "weights": weights, "input_activations": None}
-    kept = [path for path, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
-    return {
-        "quant_method": METHOD,
-        "format": FORMAT,
-        "quantization_status": "compressed",
-        "config_groups": groups,
-        "ignore": kept,
-    }
+    check_supported(config.quantization_config)
+    del config.quantization_config
+    folder = name if Path(name).is_dir() else snapshot_download(name, allow_patterns=["*.safetensors", "*.json"])
+    tensors = _Tensors(folder)
+    model = _without_weights(config, dtype)
+    for path, layer in list(model.named_modules()):
+        if type(layer) is nn.Linear and (found := tensors.integers(path)) is not None:
+            integers, scales, bits = found
+            _check_shape(f"{path}.weight", integers, layer.weight.shape)
+            try:
+                quantized = QuantizedLinear.from_integers(integers, scales, bits, layer.bias, dtype)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
+            model.set_submodule(path, quantized)
+    names: dict[torch.Tensor, list[str]] = {}  # several, if an LM head is tied to the embedding
+    for key, tensor in model.state_dict(keep_vars=True).items():
+        names.setdefault(tensor, []).append(key)
+    floats = {}
+    for tensor, aliases in names.items():
+        found = next((found for key in aliases if (found := tensors.get(key)) is not None), None)
+        if found is not None:
+            _check_shape(aliases[0], found, tensor.shape)
+            found = found.to(tensor.dtype)
+            floats |= dict.fromkeys(aliases, nn.Parameter(found) if isinstance(tensor, nn.Parameter) else found)
+        elif tensor.is_meta:
+            raise ValueError(f"it has no tensor for {aliases[0]}, which {type(model).__name__} needs")
+    model.load_state_dict(floats, strict=False, assign=True)
+    return model.eval()
 
 
 def check_supported(quantization: dict) -> None:
@@ -125,22 +100,21 @@ def check_supported(quantization: dict) -> None:
         raise ValueError(f"its weights are quantized with {', '.join(dict.fromkeys(problems))}; {SUPPORTED}")
 
 
-class CompressedTensors:
-    """The tensors of a folder, or of a repository on the Hub; see `assembly.Checkpoint`."""
+class _Tensors:
+    """The tensors of a folder."""
 
-    def __init__(self, name: str, quantization: dict):
-        check_supported(quantization)
-        folder = name if Path(name).is_dir() else snapshot_download(name, allow_patterns=["*.safetensors", "*.json"])
+    def __init__(self, folder: str | Path):
         files = [safe_open(file, "pt") for file in sorted(Path(folder).glob("*.safetensors"))]
         self._files = {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
-    def tensor(self, name: str) -> torch.Tensor | None:
+    def get(self, name: str) -> torch.Tensor | None:
         return self._files[name].get_tensor(name) if name in self._files else None
 
-    def integers(self, path: str) -> Integers | None:
-        if (packed := self.tensor(f"{path}.weight_packed")) is None:
+    def integers(self, path: str) -> tuple[torch.Tensor, torch.Tensor, int] | None:
+        """Return a layer's int8 [out, in], its scales [out, groups] and the bits; None if its weight is of floats."""
+        if (packed := self.get(f"{path}.weight_packed")) is None:
             return None
-        shape, scales = self.tensor(f"{path}.weight_shape"), self.tensor(f"{path}.weight_scale")
+        shape, scales = self.get(f"{path}.weight_shape"), self.get(f"{path}.weight_scale")
         if shape is None or shape.shape != (2,) or shape.is_floating_point():
             raise ValueError(f"{path} needs a weight_shape of two integers")
         if scales is None or not scales.is_floating_point():
@@ -149,16 +123,7 @@ class CompressedTensors:
             raise ValueError(f"{path}.weight_packed is {packed.dtype} {list(packed.shape)}, not int32 [out, words]")
         inputs = int(shape[1])
         bits = 8 if packed.shape[1] == -(-inputs // 4) else 4
-        return Integers(unpack_from_int32(packed, bits)[:, :inputs], scales, bits)
-
-
-def pack_to_int32(integers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return int32 [out, in * bits / 32] of integers [out, in]; the last word may have zeros at its end."""
-    codes = integers.contiguous().view(torch.uint8) + 2 ** (bits - 1)  # modulo 256
-    codes = pad(codes, (0, -integers.shape[1] % (32 // bits)))
-    if bits == 4:
-        codes = codes[:, ::2] | codes[:, 1::2] << 4
-    return codes.contiguous().view(torch.int32)
+        return unpack_from_int32(packed, bits)[:, :inputs], scales, bits
 
 
 def unpack_from_int32(packed: torch.Tensor, bits: int) -> torch.Tensor:
@@ -167,3 +132,24 @@ def unpack_from_int32(packed: torch.Tensor, bits: int) -> torch.Tensor:
     if bits == 4:
         codes = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
     return (codes - 2 ** (bits - 1)).view(torch.int8)
+
+
+def _check_shape(name: str, tensor: torch.Tensor, shape: torch.Size) -> None:
+    if tensor.shape != shape:
+        raise ValueError(f"{name} has the shape {list(tensor.shape)}, but the configuration asks for {list(shape)}")
+
+
+def _without_weights(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a model with parameters on the meta device. Buffers that no file stores, such as RoPE's, have values."""
+    thread = threading.get_ident()
+
+    def drop_values(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta or threading.get_ident() != thread:
+            return None  # as it is
+        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(drop_values)
+    try:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    finally:
+        hook.remove()

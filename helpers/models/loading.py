@@ -1,4 +1,4 @@
-"""Load a model and its tokenizer: the embedded one by default, any causal language model by name, folder or GGUF file.
+"""Load a model and its tokenizer: the embedded one by default, any causal language model by name or folder.
 
 Every model that `load_model` returns can be batched exactly by the four verbs. Other models are refused with a reason:
 no KV cache, an encoder, or positions that count the padding. SUPPORT.md lists the families for which this is tested.
@@ -22,9 +22,7 @@ from transformers import (
 from transformers.utils import logging
 
 from . import compressed_tensors
-from .assembly import assemble
 from .capabilities import HINT, require_exact_batching
-from .gguf_file import GGUFFile
 from .quantization import check_format, quantize
 
 EMBEDDED = Path(__file__).resolve().parents[1] / "tiny_model"
@@ -52,14 +50,14 @@ def load_model(
     """Return `(model, tokenizer)`, ready for the four verbs: eval mode, left padding, a pad token.
 
     Args:
-        name: a folder in the Hugging Face format, a Hub id such as "openai-community/gpt2", or a GGUF file. Without a
-            name, the default pair: the embedded model, or the one that the environment variable COURSE_MODEL names.
-            The default pair is loaded only once for each device, dtype and format of weights.
+        name: a folder in the Hugging Face format, or a Hub id such as "openai-community/gpt2". Without a name, the
+            default pair: the embedded model, or the one that the environment variable COURSE_MODEL names. The default
+            pair is loaded only once for each device, dtype and format of weights.
         device: "cpu", "cuda", ...; by default CUDA if available, otherwise the CPU.
         dtype: float32 by default, the precision in which batching changes no token.
         weights: "int8" or "int4" to quantize the linear layers, one after the other (`quantization.py`). Memory then
             never holds more than the float weights and one quantized layer. Integers from a file stay as they are
-            (`compressed_tensors.py`, `gguf_file.py`), and memory never holds more than these and one layer.
+            (`compressed_tensors.py`), and memory never holds more than these and one layer.
 
     Raises:
         ValueError: `weights` is unknown, or the integers of a file are of another format; there is no such folder, and
@@ -91,7 +89,7 @@ def default_pair(model=None, tokenizer=None):
 
 def _load(name: str, device: str | None, dtype: torch.dtype | None, weights: str | None):
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    file, config = _open_gguf(name) if name.endswith(".gguf") else (None, _load_config(name))
+    config = _load_config(name)
     if config.is_encoder_decoder:
         raise ValueError(
             f"{name!r} ({config.model_type}) is an encoder-decoder; this course batches decoder-only models. {HINT}"
@@ -101,7 +99,7 @@ def _load(name: str, device: str | None, dtype: torch.dtype | None, weights: str
     if Path(name).exists():  # a local folder loads too quickly for a bar
         logging.disable_progress_bar()
     try:
-        model = _load_weights(name, config, file, dtype or torch.float32)
+        model = _load_weights(name, config, dtype or torch.float32)
     except Exception as error:  # damaged files make torch, safetensors and transformers raise errors of many types
         raise _refusal(name, f" ({config.model_type}) as a causal language model", error) from error
     finally:
@@ -123,33 +121,17 @@ def _load(name: str, device: str | None, dtype: torch.dtype | None, weights: str
 _load_default = functools.lru_cache(maxsize=2)(_load)
 
 
-def _load_weights(name: str, config: PretrainedConfig, file: GGUFFile | None, dtype: torch.dtype) -> PreTrainedModel:
-    if file is not None:
-        model = assemble(config, file, dtype)
-        file.check_all_read()
-        return model
+def _load_weights(name: str, config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     quantization = getattr(config, "quantization_config", None)
     if quantization is None or quantization.get("quant_method") != compressed_tensors.METHOD:
         model, report = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, output_loading_info=True)
         if report["missing_keys"]:  # transformers draws them at random and only warns
             raise ValueError(f"it has no tensor for {min(report['missing_keys'])}, which {type(model).__name__} needs")
         return model
-    checkpoint = compressed_tensors.CompressedTensors(name, quantization)
-    del config.quantization_config  # the integers become layers of this course
-    model = assemble(config, checkpoint, dtype)
+    model = compressed_tensors.load_compressed(name, config, dtype)
     with contextlib.suppress(OSError):  # without the file, the configuration's settings apply
         model.generation_config = GenerationConfig.from_pretrained(name)
     return model
-
-
-def _open_gguf(name: str) -> tuple[GGUFFile, PretrainedConfig]:
-    if not Path(name).is_file():
-        raise ValueError(f"Cannot load {name!r}: there is no such file. {HINT}")
-    try:
-        file = GGUFFile(name)
-        return file, file.config()
-    except Exception as error:  # the reader raises plain exceptions for damaged files
-        raise _refusal(name, "", error) from error
 
 
 def _load_config(name: str) -> PretrainedConfig:
@@ -171,16 +153,12 @@ def _load_config(name: str) -> PretrainedConfig:
 
 
 def _load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    path = Path(name)
-    source, options = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (name, {})
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", trust_remote_code=False, **options)
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", trust_remote_code=False)
         if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):  # what transformers makes of no files at all
             raise ValueError("there are no tokens")
     except Exception as error:  # the tokenizers library raises plain exceptions
         advice = "It needs tokenizer.json and tokenizer_config.json: tokenizer.save_pretrained(folder) writes both."
-        if options:
-            advice = "A GGUF file describes it in its tokenizer.ggml settings: convert the model anew."
         raise _refusal(name, ": its tokenizer is missing or damaged", error, advice) from error
     return tokenizer
 

@@ -16,8 +16,8 @@ in GPT-2 (124M) it has 31% of the weights that a decode reads. Where it is tied 
 it is: a token reads one row of it. Layers with fewer than GROUP inputs or outputs, such as the router of a mixture of
 experts, stay as they are, and so do weights outside of linear layers: transformers stores experts that way.
 
-`dequantized` returns the reference: an ordinary model with the rounded weights. `compressed_tensors.py` and
-`gguf_file.py` load integers that were rounded elsewhere.
+`dequantized` returns the reference: an ordinary model with the rounded weights. `compressed_tensors.py` loads integers
+that were rounded elsewhere.
 """
 
 from collections.abc import Iterable, Iterator

@@ -24,8 +24,8 @@ class ServerOptions(EngineOptions, ConnectionOptions):
     """The options of `python -m helpers.server`.
 
     Attributes:
-        model: a folder in the Hugging Face format, a GGUF file or a Hub id; the embedded model if omitted.
-        served_model_name: what clients call the model; the name of its folder or file if omitted.
+        model: a folder in the Hugging Face format, or a Hub id; the embedded model if omitted.
+        served_model_name: what clients call the model; the name of its folder if omitted.
         dtype: the type of the weights.
         weights: store linear layers as integers of 8 or 4 bits.
         adapters: LoRA adapters to load, each as NAME=FOLDER; clients choose one by its name in `model`.
@@ -123,7 +123,7 @@ class ServerOptions(EngineOptions, ConnectionOptions):
 
 
 def name_of(model: str | None) -> str:
-    """Return what clients call a model unless told otherwise: the name of its folder or file, or its whole Hub id."""
+    """Return what clients call a model unless told otherwise: the name of its folder, or its whole Hub id."""
     if not model:
         return "tiny-model"
     return Path(model).resolve().name if Path(model).exists() else model

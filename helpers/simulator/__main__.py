@@ -85,7 +85,7 @@ class SimulatorOptions(FleetOptions):
         rate: scale the gaps of arrivals to this many requests per second.
         requests: only this many requests; --synthetic makes 1000 and --fit 3000 if omitted.
         seed: of --synthetic and of random routers.
-        model: a folder, a GGUF file or a Hub id; the embedded model if omitted.
+        model: a folder or a Hub id; the embedded model if omitted.
         dtype: the type of the weights.
         replicas: how many, such as 4, 1..8 or 1,2,4. [default: 1,2,4]
         router: routing policy; while some replicas have a free row, it chooses among these.

@@ -62,7 +62,7 @@ def write_adapter(folder: Path, model, targets, seed: int = 0, rank: int = 4, sc
         if is_target(path, targets):
             (inputs, outputs), own = sizes(layer), pattern(config["rank_pattern"], path, rank)
             a, b = torch.randn(own, inputs, generator=generator), torch.randn(outputs, own, generator=generator)
-            size = scale * layer.weight.std().item() / math.sqrt(own) / scaling(config, path, own)
+            size = scale * layer.weight.std().item() / math.sqrt(own) / scaling(config, own)
             tensors |= {f"base_model.model.{path}.lora_A.weight": a, f"base_model.model.{path}.lora_B.weight": b * size}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -74,9 +74,8 @@ def pattern(patterns: dict[str, int], path: str, default: int) -> int:
     return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", path)), default)
 
 
-def scaling(config: dict, path: str, rank: int) -> float:
-    alpha = pattern(config["alpha_pattern"], path, config["lora_alpha"])
-    return alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
+def scaling(config: dict, rank: int) -> float:
+    return config["lora_alpha"] / (math.sqrt(rank) if config["use_rslora"] else rank)
 
 
 def merged(model, folder: Path | None):
@@ -88,7 +87,7 @@ def merged(model, folder: Path | None):
     for name, a in tensors.items():
         if name.endswith("lora_A.weight"):
             path, b = name.split(".lora_A")[0].removeprefix("base_model.model."), tensors[name.replace("_A.", "_B.")]
-            update, layer = scaling(config, path, len(a)) * (b.double() @ a.double()), model.get_submodule(path)
+            update, layer = scaling(config, len(a)) * (b.double() @ a.double()), model.get_submodule(path)
             with torch.no_grad():
                 layer.weight += (update.T if isinstance(layer, Conv1D) else update).to(layer.weight.dtype)
     return model

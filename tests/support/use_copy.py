@@ -22,7 +22,7 @@ START = "Once upon a time there was a fox who lived in a den"
 PROMPTS = [f"{START} under the old oak", f"{START} and", PROMPT, "What comes up", f"{START} by the river"]
 ARRIVALS, MAX_TOKENS = [0, 2, 0, 1, 9], 12
 SLOW_AND_SURE = {"kernels": False, "linear_backend": "pytorch"}
-FAST = [{"kernels": True}, {"batch_invariant": True}, {"linear_backend": "onednn"}, {"linear_backend": "compiled"}]
+FAST = [{"kernels": True}, {"batch_invariant": True}, {"linear_backend": "compiled"}]
 
 USES = {  # parameters that need a feature
     "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": {5: 1.0},
@@ -119,7 +119,6 @@ def report(is_bare: bool) -> dict:
     found |= {name: with_params(engine, **{name: value}) for name, value in USES.items()}
     found["kv_cache"] = with_config(kv_cache="int8")
     found["speculative"] = with_config(speculative="ngram")
-    found["beam_search"] = attempt(lambda: engine.beam_search(PROMPT, 2, 4) and [])
     found["generated"] = attempt(lambda: [engine.add_request(PROMPT, generated={0: [5]})] and engine.step())
     found["load_adapter"] = attempt(lambda: engine.load_adapter("adapter", adapter_folder()) or [])
     found["adapter"] = attempt(lambda: engine.generate(PROMPT, SamplingParams(max_tokens=4), adapter="adapter"))

@@ -1,9 +1,7 @@
 """Compile the kernels for this machine's processor and load them.
 
 Python passes addresses to the library through ctypes, so compiling needs no headers of Python or PyTorch. The library
-is kept in the user's cache folder. It is recompiled when the sources, the flags, the compiler or the processor change,
-or when the file is damaged: its name ends with a hash of its contents, because loading a damaged library can end the
-process.
+is kept in the user's cache folder. It is recompiled when the sources, the flags, the compiler or the processor change.
 """
 
 import ctypes
@@ -52,12 +50,7 @@ def _problem() -> str | None:
 
 def cache_folder() -> Path:
     """Return the folder of the compiled libraries: COURSE_KERNEL_CACHE if it is set, else one in the user's cache."""
-    if chosen := os.environ.get("COURSE_KERNEL_CACHE"):
-        return Path(chosen).expanduser()
-    user_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not user_cache.is_absolute():  # unset, empty or relative: the XDG specification ignores it
-        user_cache = Path.home() / ".cache"
-    return user_cache / "continuous-batching" / "kernels"
+    return Path(os.environ.get("COURSE_KERNEL_CACHE") or "~/.cache/continuous-batching/kernels").expanduser()
 
 
 @functools.cache
@@ -75,10 +68,9 @@ def library() -> ctypes.CDLL:
     if compiler is None:
         raise RuntimeError("there is no C++ compiler (on Debian and Ubuntu: apt install g++)")
     folder = cache_folder()
-    name = f"kernels-{_fingerprint(compiler)}"
-    for path in folder.glob(f"{name}-*.so"):
-        if path.name == f"{name}-{_hash(path.read_bytes())}.so":
-            return ctypes.CDLL(str(path))
+    path = folder / f"kernels-{_fingerprint(compiler)}.so"
+    if path.exists():
+        return ctypes.CDLL(str(path))
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:  # another process may be compiling at the same time
         objects = {str(source): f"{temporary}/{source.stem}.o" for source in sorted(SOURCES.glob("*.cpp"))}
@@ -86,7 +78,7 @@ def library() -> ctypes.CDLL:
             list(pool.map(lambda source: _run(compiler, *FLAGS, "-c", source, "-o", objects[source]), objects))
         linked = Path(temporary, "kernels.so")
         _run(compiler, *LINK_FLAGS, *objects.values(), "-lm", "-o", str(linked))
-        path = linked.replace(folder / f"{name}-{_hash(linked.read_bytes())}.so")
+        linked.replace(path)
     return ctypes.CDLL(str(path))
 
 
@@ -121,8 +113,4 @@ def _fingerprint(compiler: str) -> str:
         [compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, timeout=60
     ).stdout
     sources = [path.read_bytes() for path in sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])]
-    return _hash(b"\0".join([macros, " ".join(FLAGS + LINK_FLAGS).encode(), *sources]))
-
-
-def _hash(contents: bytes) -> str:
-    return hashlib.sha256(contents).hexdigest()[:16]
+    return hashlib.sha256(b"\0".join([macros, " ".join(FLAGS + LINK_FLAGS).encode(), *sources])).hexdigest()[:16]

@@ -32,10 +32,7 @@ class DraftModelProposer:
     def __init__(self, runner: RaggedRunner, max_sequences: int, max_tokens_per_pass: int):
         self.runner, self.max_sequences, self.max_tokens_per_pass = runner, max_sequences, max_tokens_per_pass
         self.context_length = context_length(runner.model)
-        self._forget()
-
-    def _forget(self) -> None:
-        self.blocks = BlockManager(self.runner.num_blocks, self.runner.block_size, prefix_caching=False)
+        self.blocks = BlockManager(runner.num_blocks, runner.block_size, prefix_caching=False)
         self._kept: OrderedDict[Sequence, None] = OrderedDict()  # least recently used first
 
     def propose(self, token_ids: list[int], k: int) -> list[int]:
@@ -48,12 +45,8 @@ class DraftModelProposer:
         A sequence gets no drafts while its keys and values do not fit into the cache or into the draft model's context,
         or while a long prompt is being computed.
         """
-        try:
-            sequences = [self._sequence(Context.of(ids)) for ids in token_ids]
-            self._generate(sequences, k)
-        except Exception:  # what is computed is not known any more
-            self._forget()
-            raise
+        sequences = [self._sequence(Context.of(ids)) for ids in token_ids]
+        self._generate(sequences, k)
         return [sequence.token_ids[len(ids) :] for sequence, ids in zip(sequences, token_ids, strict=True)]
 
     def _sequence(self, context: Context) -> Sequence:

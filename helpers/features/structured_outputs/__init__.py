@@ -1,11 +1,10 @@
 """Structured outputs: an output matches a JSON schema, a regular expression, a list of choices or a grammar.
 
-description.py       what an output must match, as a request states it
-grammar.py           compiles a description for the vocabulary of a model
-compilation.py       the calls of llguidance, with limits
-worker.py            a process in which they run first
-schema_recursion.py  finds JSON schemas that no finite text can match
-grammar_state.py     the place of an output in its grammar: which tokens may come next
+description.py    what an output must match, as a request states it
+grammar.py        compiles a description for the vocabulary of a model
+compilation.py    the calls of llguidance, with limits
+worker.py         a process in which they run first
+grammar_state.py  the place of an output in its grammar: which tokens may come next
 """
 
 from ...engine import EngineCore, Feature

@@ -59,7 +59,7 @@ class Worker:
         with self._lock:
             try:
                 self._start()
-                answer = self._ask([seconds, kind, text], 2 * seconds + 1 if hasattr(os, "fork") else seconds)
+                answer = self._ask([seconds, kind, text], 2 * seconds + 1)
             except BaseException:  # Ctrl-C: the answer would be read as that to the next description
                 self.end()
                 raise
@@ -119,4 +119,4 @@ def _end(process: subprocess.Popen, owner: int) -> None:
 def _kill(process: subprocess.Popen) -> None:
     """End a worker, and the fork that it waits for."""
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
+        os.killpg(process.pid, signal.SIGKILL)

@@ -29,7 +29,6 @@ UNSPLIT = {"replicated_with_grad_allreduce"}  # one norm for each head
 FUSED = {"qkv_proj", "c_attn", "gate_up_proj"}
 FUSED_STYLES = {"colwise_gather_output": "colwise", "rowwise_split_input": "rowwise"}
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "num_key_value_heads", "split_size")
-PARALLEL_BLOCKS = {"phi", "cohere", "cohere2"}  # and GPT-NeoX, if its configuration says so
 
 
 @dataclass
@@ -39,13 +38,11 @@ class Share:
     Attributes:
         model: a model of the same modules, with slices of the weights.
         sums: paths of the modules whose results are partial; the sum over the processes is the result.
-        parallel: whether attention and MLP have the same input, so that their results need one sum together.
         vocabulary: the path of the embedding, and the first token that the process has; None if it has all of them.
     """
 
     model: nn.Module
     sums: list[str] = field(default_factory=list)
-    parallel: bool = False
     vocabulary: tuple[str, int] | None = None
 
 
@@ -114,7 +111,6 @@ def share_of(model: nn.Module, rank: int, size: int) -> Share:
     styles = split_styles(model)
     share = Share(clone_sharing_weights(model))
     config = share.model.config.get_text_config()
-    share.parallel = config.model_type in PARALLEL_BLOCKS or bool(getattr(config, "use_parallel_residual", False))
     cut = _Cut(rank, size)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     modules = dict(share.model.named_modules())

@@ -35,7 +35,7 @@ class Start(NamedTuple):
         store: a new file that all of them share.
         threads: the number of PyTorch's threads.
         seconds: the limit of every sum.
-        make_fast: lets the share's runner use kernels; every process times their products while the others do.
+        make_fast: lets the share's runner use kernels.
     """
 
     rank: int
@@ -75,7 +75,6 @@ class Sums:
 
     def __init__(self):
         self.calls = self.bytes = 0
-        self._kept: torch.Tensor | None = None
 
     def add(self, partial: torch.Tensor) -> torch.Tensor:
         """Return the sum of a tensor over all processes."""
@@ -84,20 +83,11 @@ class Sums:
         dist.all_reduce(partial)
         return partial
 
-    def keep(self, partial: torch.Tensor) -> torch.Tensor:
-        """Keep a block's first result, which is summed together with its second one; return zeros."""
-        self._kept = partial
-        return torch.zeros_like(partial)
-
-    def add_kept(self, partial: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a block's two results over all processes."""
-        return self.add(partial + self._kept)
-
     def attach(self, share: Share) -> None:
         """Let the modules of a share return sums."""
-        model, settle = share.model, [self.keep, self.add_kept] if share.parallel else [self.add]
-        for place, path in enumerate(share.sums):
-            model.set_submodule(path, Summed(model.get_submodule(path), settle[place % len(settle)]))
+        model = share.model
+        for path in share.sums:
+            model.set_submodule(path, Summed(model.get_submodule(path), self.add))
         if share.vocabulary is not None:
             path, first = share.vocabulary
             model.set_submodule(path, SplitEmbedding(model.get_submodule(path), first, self.add))
@@ -106,12 +96,12 @@ class Sums:
 class Summed(nn.Module):
     """A module whose results are partial. It is no hook, because a layer with hooks is not made fast."""
 
-    def __init__(self, module: nn.Module, settle: Callable[[torch.Tensor], torch.Tensor]):
+    def __init__(self, module: nn.Module, add: Callable[[torch.Tensor], torch.Tensor]):
         super().__init__()
-        self.module, self.settle = module, settle
+        self.module, self.add = module, add
 
     def forward(self, *args, **kwargs) -> torch.Tensor:
-        return self.settle(self.module(*args, **kwargs))
+        return self.add(self.module(*args, **kwargs))
 
 
 class SplitEmbedding(nn.Module):
