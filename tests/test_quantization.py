@@ -265,6 +265,19 @@ def test_the_verbs_run_a_model_that_was_loaded_quantized(pair):
     assert Engine(model, tokenizer, EngineConfig(weights="int8")).generate(["The"], SamplingParams(max_tokens=2))
 
 
+@needs_kernels
+@in_both_formats
+@torch.no_grad()
+def test_in_bfloat16_logits_are_as_close_as_rounding_allows(pair, weights):
+    """The weights are rounded once, from float32, and the integers are exact in bfloat16."""
+    model, ids = pair[0], torch.arange(1, 31).view(3, 10)
+    exact = dequantized(model, weights)(ids).logits
+    half = Engine(*pair, EngineConfig(weights=weights, dtype=torch.bfloat16)).model
+    plain = copy.deepcopy(dequantized(model, weights)).to(torch.bfloat16)
+    error, plain_error = ((one(ids).logits.float() - exact).abs().mean() for one in (half, plain))
+    assert 0 < error <= plain_error
+
+
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
