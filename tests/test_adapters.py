@@ -316,14 +316,6 @@ def test_blocks_are_shared_within_an_adapter_and_never_across(llamas):
     assert computed == [whole, rest, whole, whole, rest, rest, rest] and rest < whole / 4
 
 
-def test_another_adapter_under_an_old_name_finds_no_blocks_of_the_old_one(llamas):
-    engine, (name, other) = llamas.engine(), llamas.names[1:3]
-    engine.generate(PROMPTS[3], GREEDY, adapter=name)
-    engine.unload_adapter(name)
-    engine.load_adapter(name, llamas.folders[other])
-    assert token_ids(engine.generate(PROMPTS[3], GREEDY, adapter=name)) == [llamas.alone(other, PROMPTS[3], 20)]
-
-
 def test_a_pass_calls_every_base_layer_once_and_multiplies_by_each_stack_once(llamas, monkeypatch):
     engine = llamas.engine(max_batch_size=16, num_blocks=400, kernels=False, linear_backend="pytorch")
     for name in llamas.names[1:]:

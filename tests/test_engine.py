@@ -462,14 +462,6 @@ def test_a_step_costs_no_more_when_ten_thousand_requests_wait():
     assert cost(10_000) == cost(10)
 
 
-def test_what_generate_costs_is_proportional_to_the_number_of_prompts():
-    def cost(prompts: int) -> int:
-        engine = without_a_model(max_batch_size=1, trace_length=1)
-        return operations(lambda: engine.generate([[1, 2]] * prompts, SamplingParams(1)))
-
-    assert cost(200) < 4.5 * cost(50)
-
-
 # --- precision ------------------------------------------------------------------------------------------------------
 
 
@@ -483,11 +475,6 @@ def test_another_dtype_runs_a_copy_and_leaves_the_model_unchanged(embedded):
         assert tensor.dtype == torch.float32 and torch.equal(tensor, before[name])
     for prompt, output in zip(PROMPTS[:3], outputs, strict=True):
         families.count_near_ties(model, prompt, output.token_ids, families.BF16_MARGIN)
-
-
-def test_a_model_that_has_the_dtype_already_is_not_copied(embedded):
-    model, tokenizer = embedded
-    assert Engine(model, tokenizer, EngineConfig(dtype=torch.float32)).model is model
 
 
 # --- what else an engine takes --------------------------------------------------------------------------------------

@@ -160,12 +160,6 @@ def test_every_iteration_is_one_forward_pass_over_all_its_tokens_without_padding
 # --- the original model -----------------------------------------------------------------------------------------------
 
 
-def test_a_family_whose_config_requires_a_pad_token_runs_ragged():
-    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=257)
-    config = AutoConfig.for_model("modernbert-decoder", **sizes, local_attention=8, pad_token_id=0)
-    assert why_not_ragged(AutoModelForCausalLM.from_config(config).eval()) is None
-
-
 def test_an_engine_leaves_its_model_unchanged(random_pairs):
     """Although a clone has other attention and other linear layers, it shares the weights."""
     model = random_pairs[0]
