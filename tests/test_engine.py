@@ -403,11 +403,6 @@ def test_another_dtype_runs_a_copy_and_leaves_the_model_unchanged(embedded):
         families.count_near_ties(model, prompt, output.token_ids, families.BF16_MARGIN)
 
 
-def test_a_model_that_has_the_dtype_already_is_not_copied(embedded):
-    model, tokenizer = embedded
-    assert Engine(model, tokenizer, EngineConfig(dtype=torch.float32)).model is model
-
-
 # --- what else an engine takes --------------------------------------------------------------------------------------
 
 
