@@ -10,6 +10,7 @@ from collections import deque
 import pytest
 
 from helpers import SamplingParams
+from helpers.features.beam_search import beam_search
 from helpers.interrupts import deferred
 from tests.support.context_runner import Caller, check_nothing_is_left, check_outputs, check_state
 
@@ -123,7 +124,7 @@ def test_a_stream_that_is_collected_in_the_middle_of_an_iteration_leaves_at_its_
             check_nothing_is_left(caller.engine)
 
 
-@pytest.mark.parametrize("way", ["generate", "close"])
+@pytest.mark.parametrize("way", ["generate", "close", "beam_search"])
 def test_an_interrupt_before_a_call_has_begun_to_defer_it_does_not_end_the_call_for_good(way):
     caller = Caller(12)
     engine, calls = caller.engine, []
@@ -139,10 +140,12 @@ def test_an_interrupt_before_a_call_has_begun_to_defer_it_does_not_end_the_call_
     with pytest.raises(KeyboardInterrupt):
         if way == "generate":
             engine.generate([[3], [4, 5]], SamplingParams(9))
-        else:
+        elif way == "close":
             stream = engine.stream([3], SamplingParams(9))
             next(stream)
             stream.close()
+        else:
+            beam_search(engine, [3, 4], 2, 5)
     assert not engine.outputs._subscribers
     check_nothing_is_left(engine)
 

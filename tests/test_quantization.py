@@ -296,15 +296,20 @@ def test_an_engine_generates_the_references_tokens_in_any_company(family):
 
 
 @pytest.mark.parametrize("settings", [{"speculative": "ngram"}, {"execution": "padded"}, {"linear_backend": "pytorch"}])
-def test_tokens_are_the_dequantized_models_with_drafts_padding_and_shared_prefixes(pair, settings):
+def test_tokens_are_the_dequantized_models_with_drafts_padding_shared_prefixes_and_beams(pair, settings):
     question = "Question: What does the clever owl eat?\nAnswer:"
     model, rounded = pair[0], dequantized(pair[0], "int4")
     config = EngineConfig(max_batch_size=3, block_size=4, weights="int4", **settings)
     runs = []
     for engine in Engine(model, pair[1], config), Engine(rounded, pair[1], EngineConfig(max_batch_size=3)):
         outputs = engine.generate([question, "What comes up"], SamplingParams(max_tokens=24))
-        outputs += engine.generate([question + " The"], SamplingParams(max_tokens=12))
-        runs.append([output.token_ids for output in outputs])
+        engine.add_request(question + " The", SamplingParams(max_tokens=12), "beside the beams")
+        beams = engine.beam_search(question, 2, 8)
+        outputs += engine.step()
+        while engine.has_unfinished_requests():
+            outputs += engine.step()
+        texts = [output.token_ids for output in outputs if output.finish_reason]
+        runs.append(([beam.token_ids for beam in beams], texts))
     assert runs[0] == runs[1]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from conftest import LONGEST, PROMPTS, random_pair, spied
+from test_beam_search import by_transformers, check_beams
 from test_kernels import SIZES, Cache
 from test_speculation import WrongAtTheEnd
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -133,6 +134,12 @@ def test_drafts_change_no_token(always_drafts):
     engine = make_engine(pair, speculative=WrongAtTheEnd(texts), max_tokens_per_step=20)
     assert tokens_of(engine) == expected
     assert 5 < engine.trace.accepted_tokens < engine.trace.drafted_tokens
+
+
+def test_beams_are_those_of_transformers_with_the_same_cache():
+    pair = random_pair("gpt2")
+    expected = by_transformers(*pair, PROMPTS[1], 3, 12, past_key_values=RoundedKVCache())
+    check_beams(make_engine(pair).beam_search(PROMPTS[1], 3, 12), expected)
 
 
 def test_samples_copy_integers_and_scales(random_pairs, monkeypatch):

@@ -198,7 +198,10 @@ def test_seeds_logprobs_and_structured_outputs_are_those_of_one_process(split, w
         assert list(ours.values()) == pytest.approx(list(theirs.values()), abs=1e-3)
 
 
-def test_drafts_are_those_of_one_process(split):
+def test_beams_and_drafts_are_those_of_one_process(split, whole):
+    for prompt in prompts()[:2]:
+        ours, theirs = (engine.beam_search(prompt, beam_width=3, max_tokens=6) for engine in (split, whole))
+        assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
     alone = reference(by_name("llama"))
     params = [SamplingParams(max_tokens=request.max_tokens) for request in alone.requests]
     outputs = split.generate([request.prompt for request in alone.requests], params)
