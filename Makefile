@@ -10,7 +10,7 @@ RUN    := $(VENV)/bin/python
 CLUSTER := $(VENV)/.cluster
 # The oldest supported transformers is installed here and comes first on the path; torch is shared with .venv.
 OLDEST := $(CURDIR)/build/oldest
-OLDEST_TESTS := families models kv_cache executor batch_invariant sampling ragged ragged_exactness engine_exactness quantized_kv_cache
+OLDEST_TESTS := families models kv_cache executor batch_invariant sampling ragged ragged_exactness engine_exactness beam_search quantized_kv_cache
 # The slow tests run in two streams. Most tests of the second one wait, for a browser or for processes that start. The
 # simulator's tests compute; they are there because the first stream is the longer one.
 SLOW := $(shell grep -ls pytest.mark.slow tests/test_*.py)

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from helpers.fast.linear_backends import available_backends, backends_of, kind_of
+from helpers.fast.linear_choice import evictor, last_level_cache
 from helpers.models import round_inputs
 from helpers.models.quantization import FORMATS, QuantizedLinear, round_to_integers
 
@@ -65,7 +66,7 @@ def milliseconds(outputs: int, inputs: int, budget: float) -> list[list[float]]:
     half = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16)
     quantized, integers = QuantizedLinear(half, "int8"), round_inputs(QuantizedLinear(half, "int8"))
     ways = [products(one) for one in (layer, half, quantized, integers)] + [[int_mm(quantized)]]
-    evict, times = torch.ones(2**26).sum, []  # 256 MiB are read, more than most caches hold
+    evict, times = evictor(min(last_level_cache(), 300_000_000)), []
     for rows in ROWS:
         x = torch.randn(rows, inputs)
         deadline, best = time.perf_counter() + budget, [[float("inf")] * len(way) for way in ways]

@@ -4,6 +4,7 @@ import importlib
 from importlib.util import find_spec
 
 _HOME = {
+    "BeamOutput": "features.beam_search",
     "Engine": "model_engine",
     "EngineConfig": "engine_config",
     "Generation": "loops",

@@ -22,6 +22,7 @@ class BaseEngine(EngineCore):
         prompts: Prompt | Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None = None,
         arrivals: Seq[int] | None = None,
+        progress: bool = False,
         **options,
     ) -> list[RequestOutput]:
         """Run requests until all are finished.
@@ -30,6 +31,7 @@ class BaseEngine(EngineCore):
             prompts: a text, or a list of texts and lists of token ids.
             params: one for all prompts, or one for each; greedy if omitted.
             arrivals: for each prompt, the iteration of this call before which its request arrives; 0 if omitted.
+            progress: show a bar that counts finished outputs.
             options: what features take beyond parameters, such as `adapter`: one value for all prompts, or a list with
                 one for each.
 
@@ -51,7 +53,7 @@ class BaseEngine(EngineCore):
         options = self._options_of_each(len(prompts), options)
         for prompt, its_params in zip(prompts, params, strict=True):
             self.validator.validate(prompt, its_params)
-        outputs = self._run_to_end(prompts, params, arrivals, options)
+        outputs = self._run_to_end(prompts, params, arrivals, progress, options)
         failed = [output for output in outputs if output.error]
         if failed:
             warnings.warn(f"{len(failed)} of {len(outputs)} outputs failed: {failed[0].error}", stacklevel=2)
@@ -72,25 +74,29 @@ class BaseEngine(EngineCore):
                 feature.check_options(share)
         return shares
 
-    def _run_to_end(self, prompts, params, arrivals, options) -> list[RequestOutput]:
+    def _run_to_end(self, prompts, params, arrivals, progress, options) -> list[RequestOutput]:
+        from tqdm.auto import tqdm  # only here: an engine that steps needs nothing but Python, and runs in a browser
+
         arriving = deque(sorted(range(len(prompts)), key=arrivals.__getitem__))
         place_of: dict[Hashable, int] = {}
         undelivered: deque[RequestOutput] = deque()
         ended: dict[tuple[int, int], RequestOutput] = {}
         expected = sum(its_params.n for its_params in params)
         try:
-            for iteration in itertools.count():
-                while arriving and arrivals[arriving[0]] <= iteration:
-                    place = arriving.popleft()
-                    request_id = self.add_subscribed(undelivered, prompts[place], params[place], **options[place])
-                    place_of[request_id] = place
-                if len(ended) == expected:
-                    break
-                self.iterate()
-                while undelivered:
-                    output = undelivered.popleft()
-                    if output.finish_reason is not None:
-                        ended[place_of[output.request_id], output.index] = output
+            with tqdm(total=expected, unit="output", disable=not progress) as bar:
+                for iteration in itertools.count():
+                    while arriving and arrivals[arriving[0]] <= iteration:
+                        place = arriving.popleft()
+                        request_id = self.add_subscribed(undelivered, prompts[place], params[place], **options[place])
+                        place_of[request_id] = place
+                    if len(ended) == expected:
+                        break
+                    self.iterate()
+                    while undelivered:
+                        output = undelivered.popleft()
+                        if output.finish_reason is not None:
+                            ended[place_of[output.request_id], output.index] = output
+                            bar.update()
         finally:
             try:
                 self.leave_all(undelivered)  # cancels unfinished ones, if an exception ends this call

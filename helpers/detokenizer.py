@@ -104,11 +104,13 @@ class StoppingDetokenizer(IncrementalDetokenizer):
     Args:
         tokenizer: the model's tokenizer.
         stop: the stop strings, which end the output.
+        min_tokens: stop strings that are complete within this many tokens are ignored.
     """
 
-    def __init__(self, tokenizer, stop: Sequence[str]):
+    def __init__(self, tokenizer, stop: Sequence[str], min_tokens: int = 0):
         super().__init__(tokenizer)
         self._stop, self._search = stop, StopStringSearch(stop)
+        self._min_tokens, self._ignored = min_tokens, 0  # stop strings do not count in the first characters
 
     def push(self, token_id: int) -> None:
         if self.stopped:
@@ -116,15 +118,26 @@ class StoppingDetokenizer(IncrementalDetokenizer):
         self._token_ids.append(token_id)
         new = self._decode(token_id)
         decoded = self.text + self._held_back + new
-        stop = self._search.extend(new)
+        if len(self._token_ids) <= self._min_tokens:
+            self._ignored = len(decoded) + self._num_pending_characters()
+        stop = self._search.extend(new, self._ignored)
         self._show(decoded, len(decoded) - self._search.num_held_back, stop)
 
     def finish(self) -> None:
         if self.stopped:
             return
         decoded, shown = text_of(self._token_ids, self._tokenizer), len(self.text)
-        stop = StopStringSearch(self._stop).extend(decoded[shown:])
+        if len(self._token_ids) <= self._min_tokens:
+            self._ignored = len(decoded)
+        stop = StopStringSearch(self._stop).extend(decoded[shown:], self._ignored - shown)
         self._show(decoded, len(decoded), None if stop is None else shown + stop)
+
+    def _num_pending_characters(self) -> int:
+        """Return how many characters are complete in the run of byte tokens, whose text follows when it ends."""
+        pieces = (
+            self._tokenizer.convert_ids_to_tokens(token_id) for token_id in self._bytes if self._is_byte(token_id)
+        )
+        return len(bytes(int(piece[3:5], 16) for piece in pieces).decode("utf-8", errors="ignore"))
 
     def _show(self, decoded: str, end: int, stop: int | None) -> None:
         """Extend the text to `end`, or to the beginning of a stop string."""
@@ -132,9 +145,9 @@ class StoppingDetokenizer(IncrementalDetokenizer):
         self.text, self._held_back = self.text + decoded[len(self.text) : end], decoded[end:]
 
 
-def make_detokenizer(tokenizer, stop: Sequence[str]) -> IncrementalDetokenizer:
+def make_detokenizer(tokenizer, stop: Sequence[str], min_tokens: int) -> IncrementalDetokenizer:
     """Return a detokenizer for an output; see `StoppingDetokenizer`."""
-    return StoppingDetokenizer(tokenizer, stop) if stop else IncrementalDetokenizer(tokenizer)
+    return StoppingDetokenizer(tokenizer, stop, min_tokens) if stop else IncrementalDetokenizer(tokenizer)
 
 
 class StopStringSearch:
@@ -157,10 +170,15 @@ class StopStringSearch:
         """How many characters at the end of the text may be the beginning of a stop string."""
         return len(self._begun)
 
-    def extend(self, text: str) -> int | None:
-        """Append text, and return where the first stop string begins in the whole text; None if none is complete."""
+    def extend(self, text: str, ignored: int = 0) -> int | None:
+        """Append text, and return where the first stop string begins in the whole text; None if none is complete.
+
+        Args:
+            text: what to append.
+            ignored: stop strings that end within this many characters of the whole text do not count.
+        """
         tail, start = self._begun + text, self._text_length - len(self._begun)
-        done = len(self._begun)  # no stop string ends within these characters of the tail
+        done = max(ignored, self._text_length) - start  # no stop string ends within these characters of the tail
         found = [tail.find(stop, max(0, done + 1 - len(stop))) for stop in self._stops]
         self._text_length += len(text)
         # The next beginning of a stop string lies in the tail, which is short, so few ends are compared.

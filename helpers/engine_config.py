@@ -25,10 +25,10 @@ class EngineConfig:
         num_blocks: the number of blocks, in ragged execution; None for as many as all rows need at the model's context
             length, up to 1 GiB.
         prefix_caching: whether a request reuses the keys and values of an earlier one with the same prefix.
-        linear_backend: what computes the linear layers on a CPU: "auto" chooses (`fast/linear.py`); "pytorch",
-            "compiled" or "compiled_unpacked" computes all of them. "compiled" keeps second copies of the weights, in an
-            order that is read faster. "auto" does so only in models of up to 1 GiB or an eighth of the machine's
-            memory.
+        linear_backend: what computes the linear layers on a CPU: "auto" chooses by measurement
+            (`fast/linear_choice.py`); "pytorch", "compiled" or "compiled_unpacked" computes all of them. "compiled"
+            keeps second copies of the weights, in an order that is read faster. "auto" does so only in models of up to
+            1 GiB or an eighth of the machine's memory.
         kernels: on a CPU, whether to compile the kernels in `kernels/` for attention and elementwise operations; None
             does so where possible, False uses PyTorch's operators, True raises an error if the kernels are unavailable.
             Linear layers are set by `linear_backend`; "auto" may compile a kernel for them, too. With False and

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from tqdm.auto import tqdm
+
 from .batching import filter_batch, generate_next_token, init_batch, merge_batches
 from .engine import RequestOutput
 from .models import default_pair
@@ -24,13 +26,15 @@ class Generation:
     trace: Trace
 
 
-def generate_alone(requests: Sequence[Request | tuple[str, int]], model=None, tokenizer=None) -> Generation:
+def generate_alone(
+    requests: Sequence[Request | tuple[str, int]], model=None, tokenizer=None, progress=False
+) -> Generation:
     """Run one request after another, each in a batch of its own: the tokens that every other loop must reproduce."""
-    return generate_static(requests, 1, model, tokenizer)
+    return generate_static(requests, 1, model, tokenizer, progress)
 
 
 def generate_static(
-    requests: Sequence[Request | tuple[str, int]], max_batch_size: int = 8, model=None, tokenizer=None
+    requests: Sequence[Request | tuple[str, int]], max_batch_size: int = 8, model=None, tokenizer=None, progress=False
 ) -> Generation:
     """Fill a batch, run it until its longest request has finished, then fill the next one.
 
@@ -38,11 +42,12 @@ def generate_static(
         requests: `Request`s or `(prompt, max_tokens)` tuples, served in this order.
         max_batch_size: rows in a batch.
         model, tokenizer: `load_model()`'s default pair if omitted.
+        progress: show a tqdm bar that counts finished requests.
 
     Raises:
         ValueError: `init_batch` refuses a request, or max_batch_size is below 1.
     """
-    run = _Run(requests, max_batch_size, model, tokenizer)
+    run = _Run(requests, max_batch_size, model, tokenizer, progress)
     while run.waiting:
         batch = run.admit(max_batch_size)
         while any(left > 0 for left in batch["tokens_remaining"]):
@@ -51,13 +56,13 @@ def generate_static(
 
 
 def generate_continuous(
-    requests: Sequence[Request | tuple[str, int]], max_batch_size: int = 8, model=None, tokenizer=None
+    requests: Sequence[Request | tuple[str, int]], max_batch_size: int = 8, model=None, tokenizer=None, progress=False
 ) -> Generation:
     """Decide before every iteration which requests run: when one finishes, the next one takes its row at once.
 
     This is iteration-level scheduling (Yu et al., Orca, OSDI 2022). Arguments and errors as for `generate_static`.
     """
-    run = _Run(requests, max_batch_size, model, tokenizer)
+    run = _Run(requests, max_batch_size, model, tokenizer, progress)
     running = {"request_ids": []}  # empty
     while run.waiting or running["request_ids"]:
         free = max_batch_size - len(running["request_ids"])
@@ -70,9 +75,9 @@ def generate_continuous(
 
 
 class _Run:
-    """The state that the loops share: queue, trace, finished requests."""
+    """The state that the loops share: queue, trace, finished requests, progress bar."""
 
-    def __init__(self, requests, rows: int, model, tokenizer):
+    def __init__(self, requests, rows: int, model, tokenizer, progress: bool):
         if rows < 1:
             raise ValueError(f"max_batch_size is at least 1, not {rows}.")
         self.requests = as_requests(requests)
@@ -83,6 +88,7 @@ class _Run:
         self.waiting = deque(self.requests)
         self.trace = Trace(rows)
         self.outputs: dict[Hashable, RequestOutput] = {}
+        self.bar = tqdm(total=len(self.requests), unit="request", disable=not progress)
         self.start = time.perf_counter()
 
     def admit(self, rows: int) -> dict:
@@ -104,7 +110,9 @@ class _Run:
                 self.outputs[request_id] = RequestOutput(
                     request_id, prompt, text, after["token_ids"][row], after["finish_reasons"][row]
                 )
+                self.bar.update()
         return after
 
     def result(self) -> Generation:
+        self.bar.close()
         return Generation([self.outputs[request.request_id] for request in self.requests], self.trace)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .base_engine import BaseEngine
-from .engine import EngineConfig, EngineRequest, ModelInfo, Sequence
+from .engine import EngineConfig, EngineRequest, ModelInfo, Prompt, Sequence
 from .models import (
     WeightUpdate,
     clone_sharing_weights,
@@ -196,6 +196,14 @@ class Engine(BaseEngine):
             if feature.name == "adapters":
                 return feature
         raise ValueError(f"{method} needs helpers/features/adapters, which is missing.")
+
+    def beam_search(self, prompt: Prompt, *args, **settings):
+        """Search for the most probable continuations of a prompt; see `features/beam_search.py`."""
+        try:
+            from .features.beam_search import beam_search
+        except ImportError as error:
+            raise ValueError(f"beam_search needs a part of helpers/features that is missing: {error}.") from error
+        return beam_search(self, prompt, *args, **settings)
 
 
 def make_fast(runner: PaddedRunner | RaggedRunner, config: EngineConfig) -> PaddedRunner | RaggedRunner:

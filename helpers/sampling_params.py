@@ -75,7 +75,7 @@ class SamplingParams:
         frequency_penalty: subtracted as many times as the token has been generated; from -2 to 2.
         logit_bias: added to the logits of these token ids, which may be texts as in JSON; from -100 to 100.
         stop_token_ids: tokens that end the output, like EOS; its text does not include them.
-        min_tokens: before this many tokens, neither EOS nor a stop token can be chosen.
+        min_tokens: before this many tokens, neither EOS nor a stop token can be chosen, and stop strings are ignored.
         allowed_token_ids: choose from these tokens only; None for all.
         bad_words: texts that cannot be generated: the token that would complete one cannot be chosen. Another
             spelling in tokens is possible. At most `MAX_BAD_WORDS` of at most `MAX_STOP_LENGTH` characters, and of

@@ -247,12 +247,14 @@ def merged_engine(company, name: str, **config) -> Engine:
     return Engine(company.merged[name], company.tokenizer, EngineConfig(**TINY | config))
 
 
-def test_streams_scores_and_continued_outputs_are_those_of_the_merged_model(company):
+def test_streams_beams_scores_and_continued_outputs_are_those_of_the_merged_model(company):
     name = company.names[7]
     engine, own = company.engine(), merged_engine(company, name)
     engine.add_request(PROMPTS[2], GREEDY, adapter=company.names[2])  # company
     streamed = [token for one in engine.stream(PROMPTS[0], GREEDY, adapter=name) for token in one.new_token_ids]
     assert streamed == company.alone(name, PROMPTS[0], 20)
+    found, expected = engine.beam_search(PROMPTS[1], 3, 10, adapter=name), own.beam_search(PROMPTS[1], 3, 10)
+    assert token_ids(found) == token_ids(expected)
     torch.testing.assert_close(prompt_scores(engine, [name]), prompt_scores(own, [None]), rtol=0, atol=1e-3)
     params = SamplingParams(20, ignore_eos=True)
     whole = own.generate(PROMPTS[3], params)[0].token_ids

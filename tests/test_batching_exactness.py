@@ -169,7 +169,7 @@ def zip_rows(batch, key):
     return zip(batch["request_ids"], batch[key], strict=True)
 
 
-@pytest.mark.parametrize(("family", "examples"), [("embedded", 8), ("gpt2", 20), ("llama", 12)])
+@pytest.mark.parametrize(("family", "examples"), [("embedded", 8), ("gpt2", 40), ("llama", 12)])
 def test_in_whatever_order_requests_join_and_leave_each_one_gets_its_own_tokens(family, examples):
     attributes = {"pair": staticmethod(PAIRS[family]), "events": Counter()}
     machine = type(f"Batching_{family}", (BatchingMachine,), attributes)

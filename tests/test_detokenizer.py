@@ -83,7 +83,7 @@ def decoded(tokenizer, ids, stop=()):
     Returns:
         The detokenizer, and the text that it showed after each token.
     """
-    detokenizer, shown = make_detokenizer(tokenizer, stop), []
+    detokenizer, shown = make_detokenizer(tokenizer, stop, 0), []
     for id in ids:
         detokenizer.push(id)
         shown.append(detokenizer.text)
@@ -123,6 +123,24 @@ def test_text_is_shown_as_soon_as_it_is_certain(kind):
     )["input_ids"]
     _, shown = decoded(tokenizer, ids)
     assert shown == [text_of(ids[: n + 1], tokenizer) for n in range(len(ids))]
+
+
+def test_a_stop_string_in_a_run_of_bytes_within_min_tokens_is_ignored():
+    tokenizer = tokenizer_of("sentencepiece")
+    letter, newline = tokenizer.convert_tokens_to_ids(["b", "<0x0A>"])
+    euro = tokenizer.convert_tokens_to_ids(["<0xE2>", "<0x82>", "<0xAC>"])
+    for ids, min_tokens, stop, stopped in (
+        ([letter, newline, letter], 2, "\n", False),
+        ([letter, newline, letter], 1, "\n", True),
+        ([letter, newline, newline, letter], 2, "\n", True),  # the second newline is beyond
+        ([newline, *euro, letter], 4, "€", False),
+        ([newline, *euro, letter], 3, "€", True),  # it was not complete
+        ([newline, *euro, letter], 3, "\n", False),
+    ):
+        detokenizer = StoppingDetokenizer(tokenizer, [stop], min_tokens)
+        for token_id in ids:
+            detokenizer.push(token_id)
+        assert detokenizer.stopped == stopped, (ids, min_tokens, stop)
 
 
 def test_the_space_before_a_first_word_is_text_unless_the_tokenizer_adds_it_to_every_text():
@@ -169,6 +187,14 @@ def test_the_search_finds_and_holds_back_what_a_search_of_the_whole_text_does(pi
         if found is not None:
             return
         assert search.num_held_back == length_of_begun_stop(text, stops)
+
+
+def test_stop_strings_that_end_within_the_ignored_characters_do_not_count():
+    search = StopStringSearch(["ab", "bca"])
+    assert search.extend("abab", ignored=4) is None and search.num_held_back == 1
+    assert search.extend("ca", ignored=4) == 3  # it begins within them
+    assert StopStringSearch(["ab"]).extend("abxab", ignored=2) == 3
+    assert StopStringSearch(["ab"]).extend("abxab", ignored=5) is None
 
 
 STOPS = st.lists(st.text("ab🦊 e", min_size=1, max_size=4), max_size=3)

@@ -4,6 +4,7 @@ test_ragged_exactness.py covers it, too, while requests arrive, leave and are pr
 """
 
 import copy
+import math
 
 import pytest
 import torch
@@ -14,8 +15,9 @@ from transformers.pytorch_utils import Conv1D
 
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.fast import attention, kernels, linear
-from helpers.fast.fused_executor import FusedExecutor
-from helpers.fast.linear import FEW_ROWS, choose_linear_backends
+from helpers.fast.fused_executor import FusedExecutor, most_rows
+from helpers.fast.linear import FastLinear, choose_linear_backends
+from helpers.fast.linear_choice import ROWS
 from helpers.models import clone_sharing_weights, quantize, round_inputs
 from helpers.models.quantization import QuantizedLinear
 from tests.support.families import build, by_name
@@ -173,16 +175,32 @@ def test_a_slot_that_does_not_exist_is_an_error(slots, calls):
     assert len(calls) <= 1, "the prompt's"
 
 
+CHOICES = {  # for the first numbers in ROWS, of a large and of a small layer; the most rows
+    "the kernel always": (["compiled"] * len(ROWS), ["compiled"] * len(ROWS), math.inf),
+    "the kernel in most of the weights": (["compiled"] * len(ROWS), ["pytorch"] * len(ROWS), math.inf),
+    "the kernel up to 4": (["compiled"] * 2 + ["pytorch"] * 5, ["compiled"] * len(ROWS), 5),  # 6 rows are nearer to 8
+    "another product": (["pytorch"] * len(ROWS), ["compiled"] * len(ROWS), 0),
+}
+
+
+@pytest.mark.parametrize(("large", "small", "expected"), CHOICES.values(), ids=CHOICES)
+def test_one_call_is_made_for_as_many_rows_as_the_kernel_multiplies_most_of_the_weights(large, small, expected):
+    layers = [FastLinear(nn.Linear(24, 48), large), FastLinear(nn.Linear(24, 24), small)]
+    assert most_rows(layers) == expected
+    assert most_rows([]) == 0
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_where_pytorch_multiplies_many_rows_only_few_are_computed_in_one_call(dtype, calls, monkeypatch):
+def test_beyond_these_rows_the_blocks_are_computed_in_many_calls(dtype, calls, monkeypatch):
     """In float32, rounding changes no token."""
     for name in ("MIN_LAYER_BYTES", "MIN_MODEL_BYTES"):
         monkeypatch.setattr(linear, name, 0)
-    monkeypatch.setattr(linear, "_choose", lambda *_: ("compiled", "pytorch"))
+    chosen = ["compiled"] * 3 + ["pytorch"] * 4
+    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [chosen] * len(layers))
     engine = make_engine(linear_backend="auto", max_batch_size=16, dtype=dtype)
     calls.clear()
     logits = run(engine, monkeypatch)
-    assert calls and max(calls) <= FEW_ROWS < max(map(len, logits))
+    assert calls and max(calls) <= 11 < max(map(len, logits)), "with 16 rows, another product is faster"
     if dtype is torch.float32:
         expected = run(make_engine(linear_backend="pytorch", max_batch_size=16), monkeypatch)
         assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(logits, expected, strict=True))
@@ -192,7 +210,7 @@ def test_small_quantized_layers_are_read_by_the_one_call(calls, monkeypatch):
     """They are not replaced, either."""
     monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 4000)
     monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
-    monkeypatch.setattr(linear, "_choose", lambda *_: ("compiled", "compiled"))
+    monkeypatch.setattr(linear, "_choose", lambda layers, *_: [["compiled"] * len(ROWS)] * len(layers))
     settings = {"weights": "int8", "linear_backend": "auto", "prefix_caching": False}
     engine = make_engine(**settings)
     block = engine.runner.model.transformer.h[0]

@@ -19,7 +19,8 @@ APPLICATIONS = ("server", "cluster", "simulator", "load_test", "checks", "plots"
 FEATURES = sorted(path.stem for path in (PACKAGE / "features").iterdir() if not path.stem.startswith("__"))
 BARE = "without features and fast"
 NEEDS = {field.name: field.metadata["needs"] for field in fields(SamplingParams) if "needs" in field.metadata}
-NEEDS |= {"speculative": "speculation", "generated": "resumption"}
+BUILDS_ON = {"beam_search": "parallel_sampling"}
+NEEDS |= {"speculative": "speculation", "generated": "resumption", "beam_search": "beam_search"}
 NEEDS |= {"kv_cache": "quantized_kv_cache"}
 NEEDS |= {"adapter": "adapters", "load_adapter": "adapters"}
 
@@ -59,7 +60,7 @@ def test_plain_requests_are_exact_whatever_is_missing(reports, embedded, missing
 @pytest.mark.parametrize("setting", NEEDS)
 @pytest.mark.parametrize("missing", [BARE, *FEATURES])
 def test_a_setting_is_refused_exactly_if_its_feature_is_missing(reports, missing, setting):
-    if missing in (BARE, NEEDS[setting]):
+    if missing in (BARE, NEEDS[setting], BUILDS_ON.get(NEEDS[setting])):
         assert reports[missing][setting].startswith("refused: ")
         assert setting in reports[missing][setting]
     else:

@@ -1,7 +1,7 @@
 """A replaced layer computes what the original layer computes: in every shape and precision, and with every backend.
 
-No test asserts how much faster it is. test_ragged_exactness.py tests that they change no token while requests arrive,
-leave and are preempted.
+No test asserts how much faster it is. test_linear_choice.py tests how backends are chosen, and test_ragged_exactness.py
+that they change no token while requests arrive, leave and are preempted.
 """
 
 import copy
@@ -13,9 +13,10 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from helpers import Engine, EngineConfig
-from helpers.fast import kernels, linear
-from helpers.fast.linear import FEW_ROWS, FastLinear, choose_linear_backends, unchanged_layers
+from helpers.fast import kernels, linear_choice
+from helpers.fast.linear import FastLinear, choose_linear_backends, unchanged_layers
 from helpers.fast.linear_backends import BACKENDS, available_backends
+from helpers.fast.linear_choice import ROWS
 from helpers.models import clone_sharing_weights
 
 FAST = [name for name in BACKENDS if name != "pytorch"]
@@ -35,7 +36,7 @@ def fast(model, backend="compiled"):
     clone = clone_sharing_weights(model)
     assert choose_linear_backends(clone, backend) > 0
     assert not unchanged_layers(clone)
-    assert all(module.backends == (backend, backend) for module in clone.modules() if isinstance(module, FastLinear))
+    assert all(module.backends == [backend] * len(ROWS) for module in clone.modules() if isinstance(module, FastLinear))
     return clone
 
 
@@ -76,34 +77,19 @@ def check(replaced, original, x, tolerance):
 
 
 @torch.no_grad()
+@needs_kernels
 def test_the_backend_follows_the_number_of_rows(monkeypatch):
+    """The backend of 8 rows, say, is used from 6 to 11 rows: the nearest measured number counts, by ratio."""
+    names = [f"for {rows} rows" for rows in ROWS]
     called = []
-    for name in ("few", "many"):
+    for name in names:
         recorder = lambda layer, name=name: lambda x: called.append(name) or layer(x)  # noqa: E731
         monkeypatch.setitem(BACKENDS, name, recorder)
-    layer = FastLinear(layer_of("Conv1D")[0], ("few", "many"))
-    for rows in (0, 1, FEW_ROWS, FEW_ROWS + 1, 5000):
+    layer = FastLinear(layer_of("Conv1D")[0], names)
+    for rows in (0, 1, 2, 3, 5, 6, 11, 12, 31, 33, 127, 129, 256, 1000, 5000):
         layer(torch.zeros(1, rows, 24))
-    assert called == ["few"] * 3 + ["many"] * 2
-    assert list(layer.state_dict()) == ["layer.weight", "layer.bias"]
-
-
-@needs_kernels
-@pytest.mark.parametrize(
-    ("machine", "copies", "expected"),
-    [
-        ("x86_64", True, ("compiled", "compiled")),
-        ("aarch64", True, ("compiled", "pytorch")),
-        ("x86_64", False, ("compiled_unpacked", "pytorch")),
-    ],
-)
-def test_large_layers_of_large_models_get_the_kernel(monkeypatch, machine, copies, expected):
-    monkeypatch.setattr(linear.platform, "machine", lambda: machine)
-    model = nn.Sequential(nn.Linear(600, 900), nn.Linear(900, 60))
-    assert choose_linear_backends(model, copies=copies) == 0, "the model is small"
-    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
-    assert choose_linear_backends(model, copies=copies) == 1
-    assert model[0].backends == expected and type(model[1]) is nn.Linear
+    used = [1, 1, 1, 4, 4, 8, 8, 16, 16, 64, 64, 256, 256, 1024, 1024]
+    assert called == [f"for {rows} rows" for rows in used]
 
 
 def in_inference_mode(layer: nn.Linear) -> None:
@@ -155,7 +141,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_parameter_that_has_been_changed_is_followed(backend, change):
     layer = layer_of("Linear with bias")[0]
-    replaced = FastLinear(layer, (backend, backend))
+    replaced = FastLinear(layer, [backend] * len(ROWS))
     replaced(torch.randn(8, 24))
     change(layer)
     x = torch.randn(3, 24, dtype=layer.weight.dtype)
@@ -168,7 +154,8 @@ def no_kernels(monkeypatch):
 
 
 def test_without_kernels_the_model_stays_as_it_is(monkeypatch, no_kernels):
-    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
+    monkeypatch.setattr(linear_choice, "measure", lambda *of: pytest.fail("there is nothing to choose"))
+    monkeypatch.setattr("helpers.fast.linear.MIN_MODEL_BYTES", 0)
     assert available_backends(torch.float32) == available_backends(torch.bfloat16) == ["pytorch"]
     model = copy.deepcopy(random_pair("gpt2")[0])
     before = str(model)

@@ -63,7 +63,7 @@ def test_the_race_takes_the_expected_numbers_of_forward_passes_and_slot_steps(
     assert trace.work.total() == trace.slot_steps
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
+# --- errors and the progress bar ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -84,3 +84,14 @@ def test_a_request_that_cannot_fit_is_refused_before_any_other_runs(letters, loo
 def test_a_loop_needs_at_least_one_row(letters, loop, rows):
     with pytest.raises(ValueError, match=f"max_batch_size is at least 1, not {rows}"):
         LOOPS[loop]([("ab", 2), ("c", 1)], rows, *letters)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_progress_bar_is_shown_on_request_and_nothing_otherwise(letters, loop, capsys):
+    requests = [("ab", 2), ("c", 3), ("def", 1)]
+    LOOPS[loop](requests, 2, *letters)
+    assert capsys.readouterr() == ("", "")
+    LOOPS[loop](requests, 2, *letters, progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "100%" in err and "3/3" in err

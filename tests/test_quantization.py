@@ -30,7 +30,8 @@ from helpers import (
 )
 from helpers.fast import kernels, linear
 from helpers.fast.linear import choose_linear_backends
-from helpers.fast.quantized_linear import multiply_quantized
+from helpers.fast.linear_choice import shape_of
+from helpers.fast.quantized_linear import multiply_dequantized, multiply_quantized
 from helpers.models import quantize, require_exact_batching, round_inputs
 from helpers.models.quantization import FORMATS, GROUP, QuantizedLinear, round_to_integers
 from tests.support.families import (
@@ -52,7 +53,9 @@ in_all_ways = pytest.mark.parametrize(
     ids=[*FORMATS, "int8 by int8"],
 )
 needs_kernels = pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
-PRODUCTS = [QuantizedLinear.multiply_dequantized] + [multiply_quantized] * (not kernels.unavailable())
+PRODUCTS = [QuantizedLinear.multiply_dequantized] + [multiply_quantized, multiply_dequantized] * (
+    not kernels.unavailable()
+)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +190,21 @@ def test_few_rows_are_summed_in_the_order_of_many(dtype, weights):
 
 
 @needs_kernels
+@in_both_formats
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
+@torch.no_grad()
+def test_the_dequantized_weight_has_the_bits_of_pytorchs(dtype, tolerance, weights):
+    for kind, inputs, outputs in (("Linear", 40, 70), ("Conv1D", 96, 33), ("Linear without bias", 64, 64)):
+        quantized = QuantizedLinear(layer_of(inputs, outputs, kind=kind, dtype=dtype), weights)
+        whole = kernels.dequantize(quantized.words, quantized.scales, quantized.format.bits, outputs, dtype)
+        assert torch.equal(whole[:inputs].T, quantized.weight)
+        x = torch.randn(2, 3, inputs).to(dtype)
+        expected = x.double() @ quantized.weight.double().T + (0 if quantized.bias is None else quantized.bias.double())
+        error = multiply_dequantized(quantized, x).double() - expected
+        assert error.abs().max() <= tolerance * expected.abs().max()
+
+
+@needs_kernels
 def test_the_kernel_refuses_what_does_not_fit():
     quantized = QuantizedLinear(layer_of(), "int8")
     with pytest.raises(ValueError, match="float64"):
@@ -314,8 +332,9 @@ def test_quantizing_never_holds_more_than_the_float_weights_and_one_layer(weight
 @needs_kernels
 @in_all_ways
 @torch.no_grad()
-def test_the_kernel_or_pytorch_multiplies_as_chosen(monkeypatch, weights, change):
-    """Both products of integers give the same bits."""
+def test_the_kernel_joins_the_choice_by_measurement(monkeypatch, tmp_path, weights, change):
+    """A product of integers is chosen among such products, so the result stays the same to the bit."""
+    monkeypatch.setattr("helpers.fast.kernels.compiled.cache_folder", lambda: tmp_path)
     monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
     monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 0)
     model = change(quantize(nn.Sequential(layer_of(400, 300), layer_of(300, 32)), weights))
@@ -323,8 +342,8 @@ def test_the_kernel_or_pytorch_multiplies_as_chosen(monkeypatch, weights, change
     expected, tolerance = model(x), 0 if of_integers else 1e-4
     for backend in ("auto", "pytorch", "compiled"):
         assert choose_linear_backends(model, backend, copies=False) == 2
-        assert model[0].backends[0] == ("pytorch" if backend == "pytorch" else "compiled")
         torch.testing.assert_close(model(x), expected, rtol=tolerance, atol=tolerance)
+    assert ("int8 by int8" in shape_of(model[0].layer)) == of_integers, "whose times are kept apart"
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

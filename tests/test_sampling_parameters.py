@@ -170,7 +170,7 @@ def test_a_stop_token_ends_an_output_and_is_not_part_of_its_text():
     assert pieces == ["c", "d", ""]
 
 
-def test_before_min_tokens_neither_eos_nor_a_stop_token_is_chosen():
+def test_before_min_tokens_neither_eos_nor_a_stop_token_is_chosen_and_stop_strings_are_ignored():
     engine = letters_engine()
     # All logits but that of the next letter are equal, so once it is excluded, the first other token is chosen.
     (output,) = engine.generate("fg", SamplingParams(8, min_tokens=4))
@@ -178,6 +178,22 @@ def test_before_min_tokens_neither_eos_nor_a_stop_token_is_chosen():
     (output,) = engine.generate("ab", SamplingParams(20, min_tokens=3, stop_token_ids=[5]))
     assert output.token_ids[:2] == [3, 4]
     assert 5 not in output.token_ids[:3] and 0 not in output.token_ids[:3]
+    texts = []
+    for min_tokens in range(6):
+        (output,) = engine.generate("a", SamplingParams(20, min_tokens=min_tokens, stop=["cd", "e"]))
+        texts.append((output.text, len(output.token_ids), output.finish_reason))
+    assert texts[:3] == [("b", 3, "stop")] * 3
+    assert texts[3] == ("bcd", 4, "stop")  # "cd" is complete with the third token, "e" with the fourth
+    assert texts[4:] == [("bcdefghi", 9, "stop")] * 2
+
+
+def test_a_stop_string_that_begins_before_min_tokens_counts_if_it_ends_later():
+    outputs = list(letters_engine().stream("a", SamplingParams(20, min_tokens=3, stop=["bcde", "c"])))
+    assert outputs[-1].text == "" and len(outputs[-1].token_ids) == 4
+    assert all(output.text == "" for output in outputs), "shown text must not be withdrawn"
+    # Held-back text is shown in the end, even if it contains a stop string that did not count.
+    (output,) = letters_engine().generate("a", SamplingParams(3, min_tokens=3, stop=["bcdx", "c"]))
+    assert (output.text, output.finish_reason) == ("bcd", "length")
 
 
 # --- bad words ------------------------------------------------------------------------------------------------------

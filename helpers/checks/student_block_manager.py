@@ -31,6 +31,10 @@ class StudentBlockManager(BlockManager):
             )
         return new is not None
 
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Share nothing, because the student's functions copy no shared block."""
+        return False
+
     def free(self, sequence: Sequence) -> None:
         if sequence in self.tables:
             self._release(self.free_blocks, self.tables, sequence)

@@ -230,7 +230,7 @@ class VLLMEngine:
             self._add(request_id, index, params, max_tokens, [*token_ids, *before], before, priority)
 
     def _add(self, request_id, index, params, max_tokens, prompt, before, priority) -> None:
-        detokenizer = make_detokenizer(self.tokenizer, params.stop)
+        detokenizer = make_detokenizer(self.tokenizer, params.stop, params.min_tokens)
         for token_id in before:
             detokenizer.push(token_id)
         output = _Output(request_id, index, f"{request_id}/{index}", detokenizer, len(before))

@@ -37,6 +37,9 @@ class UnlimitedMemory:
     def trim(self, sequence: Sequence) -> None:
         pass
 
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        return False
+
     def free(self, sequence: Sequence) -> None:
         sequence.computed = 0
 
@@ -124,6 +127,16 @@ class BlockManager:
         table = self.tables[sequence]
         while len(table) > self.blocks_for(sequence.computed):
             self._drop(table.pop())
+
+    def fork(self, parent: Sequence, child: Sequence) -> bool:
+        """Let a sequence share all blocks of another one instead of its own, or return False if that one has none."""
+        if parent not in self.tables:
+            return False
+        self.free(child)
+        self.tables[child], child.computed = list(self.tables[parent]), parent.computed
+        for block in self.tables[child]:
+            self._refer(block)
+        return True
 
     def free(self, sequence: Sequence) -> None:
         """Free a sequence's blocks and set its `computed` to 0.

@@ -181,7 +181,7 @@ class EngineCore:
             feature.prepare(request)
         for index in request.indices:
             sequence = Sequence(request_id, list(token_ids), max_tokens, index, request)
-            sequence.detokenizer = make_detokenizer(self.tokenizer, params.stop)
+            sequence.detokenizer = make_detokenizer(self.tokenizer, params.stop, params.min_tokens)
         for feature in request.features:
             feature.begin(request)
         with self.undisturbed():

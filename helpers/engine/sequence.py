@@ -132,7 +132,7 @@ class Sequence:
 
     @property
     def label(self) -> Hashable:
-        """The name in the trace: the request's id, with the index if there are several outputs."""
+        """The name in the trace: the request's id, with the index if there are several outputs or beams."""
         single = self.params.n == len(self.request.indices) == 1
         return self.request_id if single else (self.request_id, self.index)
 

@@ -12,6 +12,7 @@ fused_executor.py     computes all blocks in one call
 adapter_tables.py     describes the adapters of a pass for this call
 linear.py             linear layers, quantized ones too, that use the fastest backend
 linear_backends.py    the backends
+linear_choice.py      which of them is fastest, by measurement
 quantized_linear.py   the kernels for quantized layers
 batch_invariant.py    the same bits in every batch, on request
 """

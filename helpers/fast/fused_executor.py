@@ -3,8 +3,9 @@
 The plain executor makes a dozen calls per block, and memory waits for them. On a GPU, CUDA graphs solve the same
 problem. The one call gives the bits that the kernels give in many calls.
 
-It is made only where a compiled kernel exists for every operation, and for as many rows as the kernels multiply the
-weights anyway (`linear.py`).
+It is made only where a compiled kernel exists for every operation, and for as many rows as the kernels were found to
+multiply most of the weights faster than other backends (`linear_choice.py`). The rest of the weights may be multiplied
+a bit more slowly then, but the many calls around the products would take longer.
 """
 
 import copy
@@ -23,8 +24,9 @@ from . import kernels
 from .adapter_tables import AdapterTables
 from .attention import kernel_segments, kernel_wins_chunks
 from .decoder_blocks import Decoder, activation_kind, epsilon
-from .linear import FEW_ROWS, FastLinear, is_plain
-from .linear_backends import kind_of
+from .linear import FastLinear, is_plain
+from .linear_backends import bytes_of, kind_of
+from .linear_choice import ROWS
 from .plain_executor import Rotary
 from .quantized_linear import packed
 
@@ -49,7 +51,7 @@ class FusedExecutor:
     def __init__(self, decoder: Decoder, settings: Sequence[AttentionSettings], pool: KVPool):
         self.decoder, self.settings, self._max_rows = decoder, settings, 0
         linears = [layer for block in decoder.blocks for layer in block.linears]
-        max_rows = _most_rows([layer.backends for layer in linears if isinstance(layer, FastLinear)])
+        max_rows = most_rows([layer for layer in linears if isinstance(layer, FastLinear)])
         packed = _pack(linears) if max_rows else []
         self._packed = dict(zip(linears, packed, strict=True)) if packed else {}
         if packed:
@@ -240,9 +242,10 @@ def can_be_read(layer: nn.Module) -> bool:
     return is_plain(layer) or type(layer) in (QuantizedLinear, IntegerLinear)
 
 
-def _most_rows(backends: list[tuple[str, str]]) -> float:
-    """Return for how many rows kernels compute all layers that are large enough for a choice."""
-    few, many = map(set, zip(*backends, strict=True)) if backends else (set(), set())
-    if few != {"compiled"}:
-        return 0
-    return math.inf if many == few else FEW_ROWS
+def most_rows(layers: list[FastLinear]) -> float:
+    """Return for how many rows the kernels compute most of the weights of layers that are large enough for a choice."""
+    size = sum(bytes_of(layer.layer) for layer in layers)
+    for index, rows in enumerate(ROWS):
+        if 2 * sum(bytes_of(layer.layer) for layer in layers if layer.backends[index] == "compiled") <= size:
+            return math.isqrt(ROWS[index - 1] * rows) if index else 0  # others have the choice for the nearest number
+    return math.inf

@@ -1,15 +1,13 @@
-"""Replace a model's linear layers with the fastest backend for the number of rows at hand.
+"""Replace a model's linear layers with the backend that is fastest on this machine for the number of rows at hand.
 
 Decoding multiplies a few rows by every weight of the model. That is little arithmetic, so it takes as long as reading
 the weights. A prefill multiplies hundreds of rows, which takes as long as the arithmetic. `linear_backends.py` lists
-the backends. On every x86 processor that was measured, the compiled kernel on a copy of the weight was the fastest for
-nearly all shapes and numbers of rows (`benchmarks/results/linear_layers.md`), so nothing is measured here.
+the backends, and `linear_choice.py` finds out by measurement which is fastest for which shape and number of rows.
 
 `choose_linear_backends` changes no output by more than rounding, and it writes into no tensor of the model.
 """
 
 import copy
-import platform
 
 import torch
 from torch import nn
@@ -19,11 +17,11 @@ from transformers.pytorch_utils import Conv1D
 from ..models.integer_products import rounds_inputs
 from ..models.quantization import QuantizedLinear
 from . import kernels
-from .linear_backends import BACKENDS, Layer, available_backends, backends_of, bytes_of, inputs_of, kind_of
+from .linear_backends import BACKENDS, Layer, available_backends, backends_of, bytes_of, candidates, inputs_of, kind_of
+from .linear_choice import ROWS, nearest, shape_of, times_of
 
 MIN_LAYER_BYTES = 1_000_000  # smaller weights fit in a core's cache
 MIN_MODEL_BYTES = 10_000_000  # the large layers of a smaller model fit in the last-level cache together
-FEW_ROWS = 8  # up to here, a product waits for memory, on most processors
 
 
 def choose_linear_backends(model: nn.Module, backend: str = "auto", copies: bool = True) -> int:
@@ -38,8 +36,8 @@ def choose_linear_backends(model: nn.Module, backend: str = "auto", copies: bool
     anew. Quantized layers keep their integers; only what multiplies by them is chosen.
 
     Args:
-        backend: "auto" to choose for the large layers of large models only; or a name in `BACKENDS`, which then
-            computes all layers.
+        backend: "auto" to choose by measurement, for large layers of large models only; or a name in `BACKENDS`, which
+            then computes all layers.
         copies: whether "auto" may keep second copies of weights. They take as many bytes as the weights (494 MB for
             GPT-2 with 124M parameters in float32).
 
@@ -67,8 +65,7 @@ def choose_linear_backends(model: nn.Module, backend: str = "auto", copies: bool
     replacements: dict[nn.Module, nn.Module] = {}
     for kind in dict.fromkeys(map(kind_of, layers)):
         alike = [layer for layer in layers if kind_of(layer) == kind]
-        chosen = _choose(alike[0], backend, copies, available_backends(*kind))
-        for layer in alike:
+        for layer, chosen in zip(alike, _choose(alike, backend, copies, available_backends(*kind)), strict=True):
             if isinstance(layer, QuantizedLinear):
                 replacements[layer] = FastQuantizedLinear(layer, chosen)
             elif set(chosen) != {"pytorch"}:
@@ -101,27 +98,28 @@ def unchanged_layers(model: nn.Module) -> list[str]:
     return [path for path, module in model.named_modules() if isinstance(module, layers) and module not in replaced]
 
 
-def _choose(layer: Layer, backend: str, copies: bool, available: list[str]) -> tuple[str, str]:
-    """Return the backends of layers such as this one, for few rows and for many."""
-    is_quantized = isinstance(layer, QuantizedLinear)
-    if backend == "compiled_unpacked" and is_quantized:
+def _choose(layers: list, backend: str, copies: bool, available: list[str]) -> list[list[str]]:
+    """Return for each layer the backend for every number in `ROWS`."""
+    if backend == "compiled_unpacked" and isinstance(layers[0], QuantizedLinear):
         backend = "compiled"  # which copies no integers either
     if backend != "auto":
         if backend not in available:
-            dtype, device, _ = kind_of(layer)
+            dtype, device, _ = kind_of(layers[0])
+            quantized = isinstance(layers[0], QuantizedLinear)
             names = ", ".join(map(repr, ["auto", *(name for name in available if name in BACKENDS)]))
             raise ValueError(
-                f"The linear backend {backend!r} does not work for {'quantized ' * is_quantized}"
+                f"The linear backend {backend!r} does not work for {'quantized ' * quantized}"
                 f"{str(dtype).removeprefix('torch.')} on {device} here: choose one of {names}."
             )
-        return backend, backend
-    if "compiled" not in available:
-        return "pytorch", "pytorch"
-    if is_quantized:
-        return "compiled", "compiled"
-    if not copies:  # with many rows, the kernel is about as fast as PyTorch on the layer's own weight
-        return "compiled_unpacked", "pytorch"
-    return "compiled", "compiled" if platform.machine() in ("x86_64", "AMD64") else "pytorch"
+        return [[backend] * len(ROWS)] * len(layers)
+    if isinstance(layers[0], QuantizedLinear):  # its backends make no copies
+        times = times_of(layers, available)
+        return [times[shape_of(layer)].fastest(available) for layer in layers]
+    available = candidates(available, copies)
+    if available == ["pytorch"]:
+        return [available * len(ROWS)] * len(layers)
+    times = times_of(layers, available)
+    return [times[shape_of(layer)].choose(available) for layer in layers]
 
 
 class FastLinear(nn.Module):
@@ -129,18 +127,19 @@ class FastLinear(nn.Module):
 
     Args:
         layer: an `nn.Linear`, or GPT-2's `Conv1D`, whose weight is [in, out].
-        backends: the names of the backends for up to `FEW_ROWS` rows, and for more.
+        backends: the name of the backend for each number of rows in `ROWS`.
     """
 
-    def __init__(self, layer: Layer, backends: tuple[str, str]):
+    def __init__(self, layer: Layer, backends: list[str]):
         super().__init__()
         self.layer, self.backends = layer, backends
         self._make_products()
 
     def _make_products(self) -> None:
         layer, backends = self._modules["layer"], self.backends
-        products = {name: backends_of(layer)[name](layer) for name in set(backends)}
-        self.products = [products[name] for name in backends]  # in a list, or modules among them would be registered
+        products = {name: backends_of(layer)[name](layer) for name in dict.fromkeys(backends)}
+        self.products = [products[backends[nearest(rows)]] for rows in range(ROWS[-1] + 1)]  # by the number of rows
+        self.max_rows = len(self.products) - 1
         self.inputs = inputs_of(layer)
         if not isinstance(layer, QuantizedLinear):
             # In a tuple, or the weight would be registered as a second parameter.
@@ -164,10 +163,7 @@ class FastLinear(nn.Module):
             if weight.shape != old.shape or kind_of(self._modules["layer"]) != self.made_for:
                 return self._modules["layer"](x)  # cast or moved: the backends may be others
             self._make_products()
-        return self._multiply(x)
-
-    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
-        return self.products[x.numel() > FEW_ROWS * self.inputs](x)
+        return self.products[min(x.numel() // self.inputs, self.max_rows)](x)
 
     def is_unchanged(self) -> bool:
         """Return whether the layer has the weight and the bias from which the products were made."""
@@ -180,7 +176,7 @@ class FastLinear(nn.Module):
         )
 
     def packed_weight(self) -> kernels.PackedWeight | None:
-        """Return the copy of the weight that the compiled kernel reads; None if it reads none."""
+        """Return the copy of the weight that a compiled kernel reads for some number of rows; or None."""
         products = (product for product in self.products if hasattr(product, "func"))
         return next((product.keywords["weight"] for product in products if product.func is kernels.linear), None)
 
@@ -192,7 +188,7 @@ class FastQuantizedLinear(FastLinear):
         is_usual = rounds_inputs() and not torch.is_grad_enabled()
         if not is_usual or kernels.unavailable(x.dtype, x.device):  # the latter if cast or moved since the choice
             return self._modules["layer"](x)
-        return self._multiply(x)
+        return self.products[min(x.numel() // self.inputs, self.max_rows)](x)
 
     def is_unchanged(self) -> bool:
         """Return True, as far as the products are concerned."""

@@ -1,4 +1,4 @@
-"""Let quantized layers multiply with the kernels, which read the integers.
+"""Let quantized layers multiply with the kernels, which store the rounded weight at most for one product.
 
 `helpers/models` describes these layers and computes with PyTorch; importing this package replaces that.
 """
@@ -6,6 +6,7 @@
 from collections.abc import Callable
 
 import torch
+from torch.nn.functional import linear
 
 from ..models.integer_products import IntegerLinear
 from ..models.quantization import QuantizedLinear
@@ -23,6 +24,16 @@ def multiply_quantized(layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
     """
     _check_inputs(layer, x)
     return kernels.quantized_linear(x, packed(layer), layer.bias)
+
+
+def multiply_dequantized(layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
+    """Do the same through a copy of the rounded weight in the dtype of x, which is made anew and dropped afterwards.
+
+    It takes less time for many rows if PyTorch's product uses matrix units. A row may depend on the others.
+    """
+    _check_inputs(layer, x)
+    weight = kernels.dequantize(layer.words, layer.scales, layer.format.bits, layer.out_features, x.dtype)
+    return linear(x, weight[: layer.in_features].T, layer.bias)
 
 
 def multiply_integers(layer: IntegerLinear, x: torch.Tensor) -> torch.Tensor:

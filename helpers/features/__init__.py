@@ -1,6 +1,7 @@
 """What attaches to the core by its hooks (`engine/hooks.py`): a feature is a file or a folder here.
 
 parallel_sampling.py   several outputs of one prompt, which is computed once
+beam_search.py         the most probable continuations, found side by side
 token_rules/           stop tokens, bad words, allowed tokens, biases and penalties
 structured_outputs/    outputs that match a JSON schema, a regular expression, a list of choices or a grammar
 prompt_scoring.py      log-probabilities of the tokens of prompts
@@ -21,5 +22,15 @@ from collections.abc import Callable
 
 
 def installed() -> list[Callable]:
-    """Return the function `attach` of every feature in this folder, in the order of their names."""
-    return [importlib.import_module(f".{module.name}", __name__).attach for module in pkgutil.iter_modules(__path__)]
+    """Return the function `attach` of every feature in this folder, in the order of their names.
+
+    A feature that builds on a missing one is left out, too: beam search builds on parallel sampling.
+    """
+    found = []
+    for module in pkgutil.iter_modules(__path__):
+        try:
+            found.append(importlib.import_module(f".{module.name}", __name__).attach)
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith(f"{__name__}."):
+                raise
+    return found

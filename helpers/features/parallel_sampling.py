@@ -34,11 +34,15 @@ class SharedPrompt(Feature):
 
     def preempted(self, sequence):
         first, *others = sequence.request.sequences
-        if first.finish_reason is None and not first.prompt_is_computed:
+        if not self.may_join(first):
             lost = [other for other in others if other in self.scheduler.waiting] if sequence is first else [sequence]
             for other in lost:
                 if other not in self.scheduler.held:
                     self.hold_until_computed(other)
+
+    def may_join(self, first: Sequence) -> bool:
+        """Return whether the other sequences may get a row."""
+        return first.finish_reason is not None or first.prompt_is_computed
 
     def hold_until_computed(self, sequence: Sequence) -> None:
         """Hold a further sequence back until the first one of its request has computed the prompt."""

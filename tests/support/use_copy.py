@@ -119,6 +119,7 @@ def report(is_bare: bool) -> dict:
     found |= {name: with_params(engine, **{name: value}) for name, value in USES.items()}
     found["kv_cache"] = with_config(kv_cache="int8")
     found["speculative"] = with_config(speculative="ngram")
+    found["beam_search"] = attempt(lambda: engine.beam_search(PROMPT, 2, 4) and [])
     found["generated"] = attempt(lambda: [engine.add_request(PROMPT, generated={0: [5]})] and engine.step())
     found["load_adapter"] = attempt(lambda: engine.load_adapter("adapter", adapter_folder()) or [])
     found["adapter"] = attempt(lambda: engine.generate(PROMPT, SamplingParams(max_tokens=4), adapter="adapter"))

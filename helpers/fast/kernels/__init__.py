@@ -3,6 +3,7 @@
     linear            multiplies a few rows by a large weight, as fast as memory can be read
     unpacked_linear   does so without a copy of the weight in another order
     quantized_linear  does so with a weight of integers, which take fewer bytes; it may round the rows to integers, too
+    dequantize        returns such a weight as floats, for products of many rows
     paged_attention   computes the attention of all sequences of an iteration in one call, through their block tables
     add_norm, rotate_, activate   compute what lies between linear layers in one pass over memory
     compute_blocks    calls these kernels for all blocks of a decoder at once
@@ -25,4 +26,4 @@ from .elementwise import (
 )
 from .linear import Linear, PackedWeight, linear, pack, unpacked_linear
 from .paged_attention import NO_WINDOW, Cache, Segments, is_supported, paged_attention
-from .quantized import QuantizedWeight, quantized_linear
+from .quantized import QuantizedWeight, dequantize, quantized_linear

@@ -10,6 +10,7 @@ from .compiled import DTYPES, address, function, library
 from .linear import Linear
 
 ARGUMENTS = (c_void_p,) * 4 + (c_long, c_int)
+DEQUANTIZE_ARGUMENTS = (c_void_p,) * 3 + (c_long,) * 3 + (c_int,) * 3
 INTEGER_ARGUMENTS = (c_void_p,) * 5 + (c_long, c_int)
 
 
@@ -77,6 +78,16 @@ def panel_buffers(rows: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
     """Return a buffer in which each thread converts a panel, if that is done for so many rows."""
     panel = inputs * library().panel_outputs() if rows > library().rows_without_buffer() else 0
     return torch.empty(torch.get_num_threads() * panel, dtype=dtype, device="cpu")
+
+
+def dequantize(words: torch.Tensor, scales: torch.Tensor, bits: int, outputs: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return a quantized weight as floats, [in, out]; `in` may be padded, see `quantized_linear`."""
+    inputs = words.shape[1] * 32 // bits
+    weight = torch.empty(inputs, outputs, dtype=dtype)
+    pointers = [address(tensor) for tensor in (words, scales, weight)]
+    sizes = inputs, outputs, scales.shape[1], bits, scales.itemsize
+    function("dequantize", dtype, DEQUANTIZE_ARGUMENTS)(*pointers, *sizes, torch.get_num_threads())
+    return weight
 
 
 def _prepare(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> tuple:

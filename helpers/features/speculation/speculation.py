@@ -86,7 +86,9 @@ class Speculation(Feature):
 
     def extend_plan(self, plan: Plan) -> None:
         """Add drafts to decodes, within what is left of the token budget and of the free blocks."""
-        chunks = [chunk for chunk in plan.chunks if chunk.is_decode]
+        chunks = [
+            chunk for chunk in plan.chunks if chunk.is_decode and chunk.sequence.request.notes.get(self.name, True)
+        ]
         sequences = [chunk.sequence for chunk in chunks]
         limits = [sequence.max_tokens - sequence.generated - 1 for sequence in sequences]
         drafts = self.propose(sequences, limits, self.scheduler.max_tokens_per_step - plan.tokens)

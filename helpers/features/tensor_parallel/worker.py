@@ -35,7 +35,7 @@ class Start(NamedTuple):
         store: a new file that all of them share.
         threads: the number of PyTorch's threads.
         seconds: the limit of every sum.
-        make_fast: lets the share's runner use kernels.
+        make_fast: lets the share's runner use kernels; every process times their products while the others do.
     """
 
     rank: int
