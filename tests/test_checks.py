@@ -250,7 +250,7 @@ def test_a_loop_that_does_not_end_is_stopped_at_the_time_that_the_message_says(c
 
 def test_a_time_limit_leaves_no_timer_and_no_handler_behind():
     before = signal.getsignal(signal.SIGALRM)
-    check("decode_floor", max)
+    check("kv_cache_bytes", max)
 
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)

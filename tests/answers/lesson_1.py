@@ -26,14 +26,6 @@ RIGHT["kv_cache_bytes"] |= {
 }
 ALMOST["kv_cache_bytes"] |= {"should be an int, but is the float": lambda result, *shape: float(result)}
 
-RIGHT["decode_floor"] |= {
-    "with_an_if": lambda weights, bandwidth, operations, rate: (
-        weights / bandwidth if weights * rate > operations * bandwidth else operations / rate
-    ),
-    "in_float32": lambda weights, bandwidth, *arithmetic: np.float32(max(weights / bandwidth, np.divide(*arithmetic))),
-}
-
-
 @right("stop")
 def token_by_token(token_ids, eos_id, max_tokens):
     kept = []

@@ -84,27 +84,6 @@ kv_cache_bytes.add_misconceptions({
     "counts only the layers with a window: `None` means all tokens.": "tokens if w is None -> 0 if w is None",
 })  # fmt: skip
 
-BOTH = "Both happen at the same time, so the pass ends when the slower one ends"
-decode_floor = Exercise(
-    "decode_floor(weight_bytes, bandwidth, operations, rate)",
-    "a pass takes at least as long as the slower of reading the weights and doing the arithmetic",
-)
-decode_floor.table([
-    ("a pass over 1 token", 500e6, 10e9, 250e6, 100e9), ("a pass over 64 tokens", 500e6, 10e9, 64 * 250e6, 100e9),
-], lambda random: [
-    ("a pass over 1 token on a GPU", random.randint(1, 9) * 1e9, 2e12, 14e9, 3e14),
-    ("a pass over hundreds of tokens on a GPU", 14e9, 2e12, random.randint(400, 800) * 14e9, 3e14),
-], given="{} bytes at {} per second, {} operations at {} per second")  # fmt: skip
-decode_floor.reference(lambda weights, bandwidth, operations, rate: max(weights / bandwidth, operations / rate))
-decode_floor.add_misconceptions({
-    f"adds the two times. {BOTH}.": lambda w, b, o, r: w / b + o / r,
-    f"returns the shorter time. {BOTH}.": lambda w, b, o, r: min(w / b, o / r),
-    "considers only the memory traffic. With many tokens in a pass, the arithmetic takes longer than reading the "
-    "weights.": lambda w, b, o, r: w / b,
-    "considers only the arithmetic. With one token per pass, reading weights takes longer.": lambda w, b, o, r: o / r,
-})  # fmt: skip
-
-
 def ids(text):
     """Return ids that are equal without being one object, as those of a tokenizer are: `is` does not compare them."""
     return list(map(int, text.split()))
