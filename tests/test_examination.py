@@ -68,7 +68,7 @@ def place_of(nb, name):
     return next(place for place, cell in enumerate(nb.cells) if nbgrader_of(cell).get("grade_id") == name)
 
 
-ALL = {"batch_costs": 1, "left_pad": 2, "position_ids": 3}
+ALL = {"left_pad": 3, "position_ids": 3}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_when_the_time_of_a_submission_is_over_its_points_stay(tmp_path, clock):
     slow = with_cells(nb, ["sleep(59)\ndie()"] * 3, at=-1)
     limits = Limits(seconds=60, total_seconds=100)
     assert earned(tmp_path, slow, limits) == ALL | {"": 0}
-    assert earned(tmp_path, with_cells(nb, ["sleep(50)", "sleep(50)", "die()"], at=-6), limits)["batch_costs"] == 1
+    assert earned(tmp_path, with_cells(nb, ["sleep(50)", "sleep(50)", "die()"], at=-6), limits)["left_pad"] == 3
 
 
 @pytest.mark.parametrize("first, second", [("wrong", "right"), ("right", "wrong")])

@@ -26,6 +26,7 @@ RIGHT["kv_cache_bytes"] |= {
 }
 ALMOST["kv_cache_bytes"] |= {"should be an int, but is the float": lambda result, *shape: float(result)}
 
+
 @right("stop")
 def token_by_token(token_ids, eos_id, max_tokens):
     kept = []

@@ -6,29 +6,6 @@ import torch
 from answers import ALMOST, WRONG, right
 
 
-@right("batch_costs")
-def pass_by_pass(trace, seconds_per_pass):
-    steps = [row for one in trace.passes for row in one.row_steps]
-    return sum(row.new_tokens for row in steps) / (len(trace.passes) * seconds_per_pass), [
-        row.new_tokens for row in steps
-    ].count(0)
-
-
-@right("batch_costs")
-def with_numpy(trace, seconds_per_pass):
-    tokens = np.array([[row.new_tokens for row in one.row_steps] for one in trace.passes])
-    return np.float32(tokens.sum() / len(tokens) / seconds_per_pass), (tokens == 0).sum()
-
-
-ALMOST["batch_costs"] |= {
-    "returns only the tokens per second": lambda result, *_: result[0],
-    "counts the parts of a prompt that yield no token as useful": lambda result, trace, *_: (
-        result[0],
-        trace.work["finished"] + trace.work["stalled"] + trace.work["empty"],
-    ),
-}
-
-
 @right("left_pad")
 def into_full_tensors(rows, pad_id, max_length):
     width = min(max(map(len, rows)), max_length)

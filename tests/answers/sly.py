@@ -88,13 +88,6 @@ WRONG["cached_loop"] |= {
 
 # --- lessons 2 and 3 ------------------------------------------------------------------------------------------------
 
-WRONG["batch_costs"] |= {
-    "subtracts the tokens from the slot-steps": lambda trace, seconds: (
-        trace.output_tokens / len(trace.passes) / seconds,
-        len(trace.passes) * trace.rows - trace.output_tokens,
-    ),
-}
-
 
 def newest_by(column):
     """A verb that finds the newest token of a prefill from something else than the mask."""

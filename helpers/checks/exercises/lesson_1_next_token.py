@@ -84,6 +84,7 @@ kv_cache_bytes.add_misconceptions({
     "counts only the layers with a window: `None` means all tokens.": "tokens if w is None -> 0 if w is None",
 })  # fmt: skip
 
+
 def ids(text):
     """Return ids that are equal without being one object, as those of a tokenizer are: `is` does not compare them."""
     return list(map(int, text.split()))

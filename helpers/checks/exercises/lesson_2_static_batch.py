@@ -1,72 +1,9 @@
-"""Lesson 2, a static batch: its throughput and its waste, left padding, and positions."""
+"""Lesson 2, a static batch: left padding, and positions."""
 
 import torch
 
-from ...trace import RowStep, Trace, TracedPass
 from ..exercise import Exercise
 from ..hand_made import mask_of
-
-ROW_STEPS = {
-    "p": RowStep("prefill", 1, tokens=4, padding=2, new_tokens=1),
-    "c": RowStep("prefill", 1, tokens=8),  # a chunk of a prompt that is not its last one
-    "d": RowStep("decode", 1, tokens=1, new_tokens=1),
-    "v": RowStep("decode", 1, tokens=4, new_tokens=3, drafted=3, accepted=2),
-    "f": RowStep("finished", 1, padding=1), "s": RowStep("stalled", 1), ".": RowStep(),
-}  # fmt: skip
-
-
-@Exercise.declare(
-    "only the tokens that requests receive count, and a slot-step without one is wasted, whatever its row does",
-    names=("the tokens per second", "the wasted slot-steps"),
-    forbidden=["helpers.trace:Trace.wasted_slot_steps.fget"],
-)
-def batch_costs(trace, seconds_per_pass):
-    steps = [row for one in trace.passes for row in one.row_steps]
-    return trace.output_tokens / (len(trace.passes) * seconds_per_pass), sum(row.new_tokens == 0 for row in steps)
-
-
-def _traced(random, passes, seconds):
-    """Return the arguments of a trace with a word per pass and a letter per row."""
-    words = passes.split()
-    trace = Trace(len(words[0]))
-    trace.passes = [TracedPass(tuple(map(ROW_STEPS.get, word)), float(n), 1.0) for n, word in enumerate(words)]
-    return trace, seconds
-
-
-batch_costs.table([
-    ("pp. ssp fdd fdd fdd fd. pdp ddd .d. .dd", 0.5),  # another number of each kind of work
-    ("no waste", "pp dd", 0.75), (".. p. ff", 0.02),
-    ("a batch that runs until its longest row ends", "pppp dddf dffd dfff", 0.25),
-    ("chunks of a prompt, which yield no token", "cp cd cd pd dd", 2.0),
-    ("rows that get several tokens at once", "pp vd vv fd .v", 0.5),
-    ("rows that finish, run and finish again", "ppp fdd pfd dfp ffd", 0.1),
-], lambda random: [
-    (" ".join("".join(random.choices("pcdvfs.", k=5)) for _ in range(8)), random.randint(10, 100) / 1000),
-], given="the rows in each pass {}, {} seconds per pass", build=_traced)  # fmt: skip
-
-
-batch_costs.add_misconceptions({
-    "counts every row in every pass. A finished row yields nothing useful: only the tokens that the requests receive "
-    "count.": "trace.output_tokens -> trace.slot_steps",
-    "counts a slot-step that yields several tokens once: all of them are useful.":
-        "trace.output_tokens -> sum(row.new_tokens > 0 for row in steps)",
-    "subtracts the tokens from the slot-steps: a slot-step that yields several tokens is still one.":
-        "sum(row.new_tokens == 0 for row in steps) -> trace.slot_steps - trace.output_tokens",
-    "counts the parts of a prompt that yield no token as useful: a slot-step without a token is wasted, whatever its "
-    "row computes.": "row.new_tokens == 0 -> row.new_tokens == 0 and row.work != 'prefill'",
-    "counts only finished rows. Empty rows, and rows stalled by a prefill, yielded no token either.":
-        "row.new_tokens == 0 -> row.work == 'finished'",
-    "leaves out stalled rows: while another request's prefill ran, they yielded no token.":
-        "row.new_tokens == 0 -> row.new_tokens == 0 and row.work != 'stalled'",
-    "leaves out finished rows: they are computed, but yield no token.":
-        "row.new_tokens == 0 -> row.new_tokens == 0 and row.work != 'finished'",
-    "leaves out empty rows: a row without a request yields no token either.":
-        "row.new_tokens == 0 -> row.new_tokens == 0 and row.work != 'empty'",
-    "counts pad tokens. A slot-step is one row in one pass, however many tokens the row computes.":
-        "row.new_tokens == 0 -> row.padding",
-    "counts prefills as waste. A prefill computes the prompt and yields the first token.":
-        "row.new_tokens == 0 -> row.work != 'decode'",
-})  # fmt: skip
 
 
 @Exercise.declare(
