@@ -1,11 +1,8 @@
 """Answers to lesson 5's exercises."""
 
-from itertools import pairwise
-
 import numpy as np
 
 from answers import ALMOST, WRONG, right, solutions
-from helpers import metrics
 from helpers.checks.edits import edited
 
 planned = solutions.plan_chunks
@@ -97,25 +94,4 @@ ALMOST["plan_chunks"] |= {
     "plans for a sequence itself": sequences_for_ids,
     "changed its argument: a sequence in `running`, place 0": computes_while_it_plans,
     "changed its argument: `waiting` is": lambda plan, running, waiting, *_: waiting.clear() or plan,
-}
-
-
-@right("worst_waits")
-def with_the_course_s_metrics(arrivals, token_times):
-    each = [metrics.RequestMetrics(id, arrivals[id], times) for id, times in token_times.items()]
-    return float(max(one.ttft for one in each)), float(max([0, *(gap for one in each for gap in one.itl)]))
-
-
-@right("worst_waits")
-def in_numpy_s_float32(arrivals, token_times):
-    gaps = np.concatenate([np.diff(np.float32(times)) for times in token_times.values()])
-    return [np.float32(max(times[0] - arrivals[id] for id, times in token_times.items())), gaps.max(initial=0)]
-
-
-ALMOST["worst_waits"] |= {
-    "max() arg is an empty sequence": lambda result, arrivals, token_times: (
-        (result[0], max(later - time for times in token_times.values() for time, later in pairwise(times)))
-    ),
-    "two tokens should be a number, but is None (given": lambda result, *_: (result[0], result[1] or None),
-    "changed its argument: `token_times`": lambda result, arrivals, token_times: token_times.clear() or result,
 }

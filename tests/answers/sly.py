@@ -393,7 +393,6 @@ WRONG["prefix_hashes"] |= {
 }
 for task, message, edit in [
     ("continuous_loop", "sets the clock back", "max(now, waiting[0][0]) -> waiting[0][0]"),
-    ("worst_waits", "should be 7", "token_times.values() for -> token_times.values() if times[2:] for"),
     ("reuse", "cached {'e': 3", "if name not in cached -> if name not in cached or len(blocks) > 2"),
     ("allowed_tokens", "choices ['nono']", "fewest(rest, vocabulary[1:]) -> fewest(rest, {*vocabulary[1:]} - {piece})"),
     ("masked_softmax", "the logit of the first allowed token", "max(scores) -> logits[allowed[0]]"),

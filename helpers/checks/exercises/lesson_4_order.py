@@ -4,9 +4,9 @@ from ...engine import Sequence
 from ..exercise import Exercise
 
 
-def sequence_of(request_id, prompt, generated=0, computed=0, max_tokens=50, priority=0, waited=0) -> Sequence:
+def sequence_of(request_id, prompt, generated=0, computed=0, priority=0, waited=0) -> Sequence:
     """Return a sequence with these numbers of tokens; the first `computed` are in the cache."""
-    sequence = Sequence(request_id, [7] * prompt, max_tokens, priority=priority)
+    sequence = Sequence(request_id, [7] * prompt, 50, priority=priority)
     sequence.computed, sequence.waited = computed, waited
     sequence.token_ids += [8] * generated
     return sequence
