@@ -34,28 +34,6 @@ WRONG["pack"] |= {
 }
 
 
-@right("block_mask")
-def by_owner(columns):
-    owner = torch.tensor([number for number, (start, end) in enumerate(columns) for _ in range(start, end)])
-    place = torch.arange(len(owner))
-    return (owner[:, None] == owner[None, :]) & (place[None, :] <= place[:, None])
-
-
-@right("block_mask")
-def cell_by_cell(columns):
-    starts = [start for start, end in columns for _ in range(start, end)]
-    return torch.tensor([[start <= j <= i for j in range(len(starts))] for i, start in enumerate(starts)])
-
-
-ALMOST["block_mask"] |= {
-    "hides token 3 of the row from token 3": lambda mask, columns: mask & (torch.arange(len(mask)) < columns[0][1]),
-    "lets token 3 of the row attend to token 0": lambda mask, columns: mask | (torch.arange(len(mask)) == 0),
-    "attend to token 1, which comes after it": lambda mask, columns: mask | (mask.roll(1, 1) & mask.T),
-    "returns a mask of int64": lambda mask, columns: mask.long(),
-    "has shape [1, 1, 5, 5], but should have [5, 5]": lambda mask, columns: mask[None, None],
-}
-
-
 @right("attend_row")
 def one_call_with_a_block_mask(query, keys, values, columns):
     """Exact, too; it computes squares to which no query attends."""

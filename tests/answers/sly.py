@@ -412,7 +412,6 @@ for task, message, edit in [
         "text 'together', choices ['together']",
         "if text in choices -> if text in choices and choices[1:]",
     ),
-    ("block_mask", "columns [(0, 6)", "own.tril() -> own.tril().triu(-3)"),
 ]:
     WRONG[task][message] = edited(EXERCISES[task].solution, edit)
 

@@ -67,40 +67,6 @@ def has_no_pads(arguments, outcome, right):
     return None
 
 
-@Exercise.declare("each request has its own triangle, and none attends to another")
-def block_mask(columns):
-    own = torch.block_diag(*[torch.ones(end - start, end - start) for start, end in columns]).bool()
-    return own.tril()
-
-
-block_mask.table(
-    [(side_by_side(lengths),) for lengths in ([3, 2], [1, 4, 2], [4], [1, 1], [2, 2, 2], [6, 1, 7])],
-    lambda random: [(side_by_side([random.randint(1, 4) for _ in range(4)]),)],
-)
-
-block_mask.add_misconceptions({
-    "lets a token attend to all earlier tokens of the row, other requests' tokens included. Only its own request's "
-    "columns are its past.": "own.tril() -> torch.ones_like(own).tril()",
-    "returns an additive mask: the task asks for bool.": "own.tril() -> torch.where(own.tril(), 0.0, float('-inf'))",
-    "swaps queries and keys: the first index is the token that attends.": "own.tril() -> own.triu()",
-    "inverts the mask: True means that a token attends.": "own.tril() -> ~own.tril()",
-})  # fmt: skip
-
-
-@block_mask.rule
-def is_right_and_bool(arguments, outcome, right):
-    for i, j in (outcome.result.bool() != right.result).nonzero().tolist():
-        if right.result[i, j]:
-            return f"hides token {j} of the row from token {i}, although it is in the same text and not after it"
-        is_later = any(start <= i < j < end for start, end in arguments[0])
-        why = "comes after it" if is_later else "belongs to another request"
-        return f"lets token {i} of the row attend to token {j}, which {why}"
-    if outcome.result.dtype != torch.bool:
-        held = str(outcome.result.dtype).removeprefix("torch.")
-        return f"returns a mask of {held}, which should be bool: added to the scores, a 0 would hide nothing"
-    return None
-
-
 @Exercise.declare("it computes a prompt, a chunk and a decode alike, and no request attends to another")
 def attend_row(query, keys, values, columns):
     outputs = []
