@@ -353,18 +353,22 @@ def test_the_first_difference_is_said_in_words(got, right, message):
 
 
 def padded_on_the_right(first, second):
-    wide = max(first.size(1), second.size(1))
-    return torch.cat([torch.nn.functional.pad(mask, (0, wide - mask.size(1))) for mask in (first, second)])
+    wide = max(each["attention_mask"].size(1) for each in (first, second))
+    masks = [
+        torch.nn.functional.pad(mask, (0, wide - mask.size(1)))
+        for mask in (first["attention_mask"], second["attention_mask"])
+    ]
+    return DECLARED["merge_batches"].solution(first, second) | {"attention_mask": torch.cat(masks)}
 
 
 def test_expected_stands_beside_actual_as_text(capsys):
-    check("merge_masks", padded_on_the_right)
+    check("merge_batches", padded_on_the_right)
     title, head, *grid = capsys.readouterr().out.splitlines()[1:]
 
     assert title.endswith("(. is padding, * differs)")
     assert head.split() == ["expected", "yours"]
     assert any("*" in line for line in grid)
-    check("merge_masks", padded_on_the_right, show=False)
+    check("merge_batches", padded_on_the_right, show=False)
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
@@ -372,7 +376,7 @@ def test_a_notebook_gets_a_picture(monkeypatch, capsys):
     shown = []
     monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=None))
     monkeypatch.setattr("IPython.display.display", shown.append)
-    check("merge_masks", padded_on_the_right)
+    check("merge_batches", padded_on_the_right)
 
     assert len(capsys.readouterr().out.splitlines()) == 1
     [picture] = shown

@@ -125,24 +125,10 @@ WRONG["generate_next_token"] |= {
 }
 
 
-@right("merge_masks")
-def into_zeros(first, second, dtype=torch.long):
-    width = max(first.shape[1], second.shape[1])
-    merged = torch.zeros(len(first) + len(second), width, dtype=dtype)
-    merged[: len(first), : first.shape[1] - 1] = first[:, :-1]
-    merged[len(first) :, : second.shape[1] - 1] = second[:, :-1]
-    merged[:, -1] = torch.cat([first[:, -1], second[:, -1]])
-    return merged
-
-
-@right("merge_masks")
 def as_lists(first, second):
     rows = first.tolist() + second.tolist()
     width = max(map(len, rows))
     return torch.tensor([row[:-1] + [0] * (width - len(row)) + row[-1:] for row in rows])
-
-
-WRONG["merge_masks"] |= {"holds float32, but should hold int64": lambda *masks: into_zeros(*masks, torch.float)}
 
 
 @right("merge_batches")
@@ -174,7 +160,7 @@ def with_the_cache_s_functions(first, second):
         caches.append(with_layers(each, layers)["past_key_values"])
     merged = {key: [*first[key], *second[key]] for key in LISTS}
     merged |= {key: torch.cat([first[key], second[key]]) for key in ("input_ids", "position_ids")}
-    masks = into_zeros(first["attention_mask"], second["attention_mask"]).to(first["input_ids"].device)
+    masks = as_lists(first["attention_mask"], second["attention_mask"]).to(first["input_ids"].device)
     return merged | {"attention_mask": masks, "past_key_values": kv_cache.concatenate(*caches)}
 
 
