@@ -1,4 +1,4 @@
-"""The eviction contest: one function, judged four times, by the four rules in the task's text. Any one may be right.
+"""The eviction contest: one function, judged three times, by the three rules in the task's text. Any one may be right.
 
 A grade also runs traces of the same kind with other texts, lengths and orders.
 """
@@ -48,20 +48,17 @@ def _exercise(name: str, trace: str, idea: str, most: Callable[[int, int, int], 
     return JudgedExercise(SIGNATURE, idea, judge, name)
 
 
-evict, evict_lru, evict_bound, evict_chats = (
+evict, evict_bound, evict_chats = (
     _exercise(*task)
     for task in [
         ("evict", "assistants", "every choice is possible, and popular blocks stay longer than with FIFO",
          lambda fifo, lru, bound: fifo - 1,
          "computes no fewer prompt tokens than FIFO, which evicts the block that was computed first. Such a block may "
          "be needed by every second request"),
-        ("evict_lru", "assistants", "what will be used again tells more than what was used last",
-         lambda fifo, lru, bound: lru - 1,
-         "computes no fewer prompt tokens than LRU. Look at what LRU keeps: which of these blocks will no request need "
-         "again, however recent they are"),
-        ("evict_bound", "assistants", "one-off questions no longer evict the system prompts",
+        ("evict_bound", "assistants", "what will be used again tells more than what was used last",
          lambda fifo, lru, bound: lru - LEAST_CLOSED * (lru - bound),
-         "closes less than a third of the distance from LRU to the bound"),
+         "closes less than a third of the distance from LRU to the bound. Look at what LRU keeps: which of these "
+         "blocks will no request need again, however recent they are"),
         ("evict_chats", "chats", "the conversations keep the blocks of their last turns",
          lambda fifo, lru, bound: MOST_ABOVE_LRU * lru,
          f"computes more than {MOST_ABOVE_LRU - 1:.0%} above LRU on the chats. "),
