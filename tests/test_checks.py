@@ -66,7 +66,7 @@ def test_the_reference_passes_and_every_misconception_gets_its_own_message(name,
 
     others = {}
     step = 4 if seed and name in RUN_A_MODEL else 1  # the cases that decide are the same for all seeds
-    for misconception in exercise.declared[::step]:
+    for misconception in exercise.misconceptions[::step]:
         verdict = verdict_on(exercise, misconception.function, seed, ask)
         if verdict.passed or not verdict.message.startswith(misconception.message.rstrip(".")):
             others[misconception.message] = verdict.message
@@ -93,19 +93,19 @@ def test_no_misconception_is_right_in_all_cases_but_one_or_uses_a_name_that_is_n
         )
         return any(failure and failure.error == "NameError" for failure in failures)
 
-    assert [one.message for one in exercise.declared if misses(one) < 2 or uses_undefined(one)] == []
+    assert [one.message for one in exercise.misconceptions if misses(one) < 2 or uses_undefined(one)] == []
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_messages_are_one_or_two_sentences_and_name_no_nobody(name):
-    for misconception in getattr(EXERCISES[name], "declared", ()):
+    for misconception in getattr(EXERCISES[name], "misconceptions", ()):
         assert len(misconception.message) < 330, misconception.message
         assert not re.search(r"\b(some|no|every)body\b|\b[Ww]hoever\b", misconception.message)
 
 
 def test_messages_of_different_misconceptions_differ():
     for exercise in DECLARED.values():
-        messages = {one.message for one in exercise.declared}
+        messages = {one.message for one in exercise.misconceptions}
         assert not [pair for pair in combinations(messages, 2) if pair[0].startswith(pair[1][:-1])]
 
 
@@ -141,7 +141,7 @@ def test_a_design_that_fails_on_the_practice_trace_fails_a_grade_on_a_kinder_one
 
 def test_every_task_has_right_answers_in_two_styles_and_wrong_ones():
     assert [task for task in TASKS if not RIGHT[task]] == []
-    assert set(WRONG) | {name for name, one in DECLARED.items() if one.declared} == set(TASKS)
+    assert set(WRONG) | {name for name, one in DECLARED.items() if one.misconceptions} == set(TASKS)
 
 
 def test_calling_the_course_s_own_solution_is_said_in_every_task():
@@ -155,7 +155,7 @@ def test_calling_the_course_s_own_solution_is_said_in_every_task():
 
 def test_no_message_gives_the_solution_away():
     """Beside the student's own line, a message holds only texts from the checks' source, and results."""
-    texts = [one.message for exercise in DECLARED.values() for one in exercise.declared]
+    texts = [one.message for exercise in DECLARED.values() for one in exercise.misconceptions]
     pieces = set()
     for exercise in DECLARED.values():
         tree = ast.parse(inspect.getsource(exercise.solution).strip())

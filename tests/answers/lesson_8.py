@@ -154,7 +154,10 @@ def until_the_first_gap(names, cached, tokens, block_size):
 ALMOST["reuse"] |= {
     "changed its argument: `cached`": lambda result, names, cached, *_: cached.clear() or result,
     "should be 2 values, the blocks to share and the number of tokens left": lambda result, *_: [result[0]],
-    "one too large in every case": lambda result, *_: ([block + 1 for block in result[0]], result[1]),
+    "the blocks to share should be [4, 9], but is [5, 10]": lambda result, *_: (
+        [block + 1 for block in result[0]],
+        result[1],
+    ),
 }
 WRONG["reuse"] |= {"stopped with KeyError": lambda names, cached, *_: ([cached[name] for name in names], 1)}
 

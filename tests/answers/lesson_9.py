@@ -98,5 +98,5 @@ def with_dicts(messages, unfinished):
 
 ALMOST["read_inbox"] |= {
     "changed its argument: `unfinished`": lambda result, _, unfinished: unfinished.clear() or result,
-    "returns only the requests to add": lambda result, *_: result[0],
+    "should be 2 values, the requests to add and": lambda result, *_: result[0],
 }

@@ -33,7 +33,8 @@ def merge_batches(first, second):
     for mask in (first["attention_mask"], second["attention_mask"]):
         new = mask.new_zeros(len(mask), width - mask.size(1))
         masks.append(torch.cat([mask[:, :-1], new, mask[:, -1:]], dim=1))
-    return with_layers(merged | {"attention_mask": torch.cat(masks)}, layers)
+    merged["attention_mask"] = torch.cat(masks)
+    return with_layers(merged, layers)
 
 
 def _pair(random, first, second, layers):
