@@ -4,9 +4,9 @@ The claim: a right answer passes however it is written, the message for a wrong 
 no message gives the answer away.
 
 `exercises` declares each task in a file that begins with its lesson's number: a reference, cases and misconceptions.
-`general_mistakes` derives more of them from the right results. `examining` compares a student's function with
-them: `calling` calls it safely, and `comparing` compares its results by value. Where a plain call is not enough, the
-other files observe the function: with the model, in the engine, on a stream, as a queue.
+`examining` compares a student's function with them: `calling` calls it safely, and `comparing` compares its results by
+value. Where a plain call is not enough, the other files observe the function: with the model, in the engine, on a
+stream, as a queue.
 
 `predictions` compares a reader's guess with what a lesson measures.
 """
@@ -17,7 +17,6 @@ from collections.abc import Callable
 # Imported when first used: a lesson that only compares a guess needs none of the others.
 _HOME = {
     "CachedBlock": "eviction",
-    "Reader": "reader",
     "Row": "engine_calls",
     "ServerRequest": "scheduling",
     "compare_guess": "predictions",
