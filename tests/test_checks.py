@@ -361,17 +361,6 @@ def padded_on_the_right(first, second):
     return DECLARED["merge_batches"].solution(first, second) | {"attention_mask": torch.cat(masks)}
 
 
-def test_expected_stands_beside_actual_as_text(capsys):
-    check("merge_batches", padded_on_the_right)
-    title, head, *grid = capsys.readouterr().out.splitlines()[1:]
-
-    assert title.endswith("(. is padding, * differs)")
-    assert head.split() == ["expected", "yours"]
-    assert any("*" in line for line in grid)
-    check("merge_batches", padded_on_the_right, show=False)
-    assert len(capsys.readouterr().out.splitlines()) == 1
-
-
 def test_a_notebook_gets_a_picture(monkeypatch, capsys):
     shown = []
     monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(kernel=None))

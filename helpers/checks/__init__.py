@@ -44,13 +44,14 @@ def __getattr__(name: str):
     return value
 
 
-def check(task: str, attempt: Callable, show: bool = True) -> bool:
+def check(task: str, attempt: Callable) -> bool:
     """Try a student's function on small cases and print one message: passed, or what is wrong and why it matters.
+
+    In a notebook, it also draws the expected mask or cache beside the actual one.
 
     Args:
         task: the exercise's name.
         attempt: the student's function.
-        show: also draw the expected mask or cache beside the actual one: a picture in a notebook, text elsewhere.
 
     Returns:
         Whether the function does what the exercise asks. No exception of the function is passed on.
@@ -67,6 +68,6 @@ def check(task: str, attempt: Callable, show: bool = True) -> bool:
         raise ValueError(f"There is no exercise {task!r}. There are: {', '.join(sorted(EXERCISES, key=str.lower))}.")
     verdict = examine(EXERCISES[task], lambda question: answer(question, attempt))
     print(f"{task}: {verdict.message}")
-    if show and verdict.grids and not show_in_notebook(lambda plots: verdict.grids.picture()):
-        print(verdict.grids)
+    if verdict.grids:
+        show_in_notebook(lambda plots: verdict.grids.picture())
     return verdict.passed
