@@ -136,17 +136,6 @@ class Exercise:
         self.rules.append(function)
         return function
 
-    def requires_new(self, what: str) -> None:
-        """Report a result that is the first argument itself, or contains it: a list, for example."""
-
-        def is_new(arguments, outcome, right):
-            if not any(each is outcome.arguments[0] for each in (outcome.result, *outcome.result)):
-                return None
-            later = "otherwise, a later change to one changes the other"
-            return f"returns the {what} that it was given. Return a new one: {later}"
-
-        self.rule(is_new)
-
     def ignoring(self, function: Callable) -> Callable:
         """Take a function of (result, arguments) that blanks out what makes no difference, such as the keys of pads."""
         self.ignore = function

@@ -212,7 +212,6 @@ ALMOST["filter_batch"] |= {
     "`request_ids` should be [], but is ['a', 'b']": lambda result, batch: (
         result if result[0]["request_ids"] else ({**batch}, result[1])
     ),
-    "returns the batch that it was given": lambda result, batch: result if result[1] else (batch, []),
 }
 
 

@@ -101,7 +101,6 @@ def stop(token_ids, eos_id, max_tokens):
     return kept, "length" if len(kept) == max_tokens else None
 
 
-stop.requires_new("list")
 stop.table([
     ("EOS below max_tokens", [5, 6, 7], 7, 8), ("tokens after EOS", [5, 6, 7, 9, 7, 4], 7, 8),
     ("EOS twice, once at the limit", [5, 7, 6, 7], 7, 4), ("more tokens than max_tokens", [5, 6, 8, 9], 7, 3),

@@ -19,9 +19,6 @@ def filter_batch(batch):
     return new, removed
 
 
-filter_batch.requires_new("batch")
-
-
 filter_batch.table([
     ("rows 0 and 2 are finished", [("a", 6, 0), ("b", 3, 2), ("c", 5, 0), ("d", 4, 7)], 2, 2),
     ("rows 1 and 2 are finished, the longest stays", [("a", 4, 3), ("b", 1, 0), ("c", 3, 0), ("d", 2, 1)], 3, 0),
