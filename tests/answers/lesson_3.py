@@ -338,8 +338,8 @@ def newcomers_on_top(requests, max_batch_size):
 
 
 WRONG["continuous_loop"] |= {
-    "lets request 6 join before request 3": lambda requests, n: in_order(requests[::-1], n)[::-1],
-    "forward pass 2 should be: prefill of requests [2]. It is: decode step": edited(
+    "get free rows in their order of arrival": lambda requests, n: in_order(requests[::-1], n)[::-1],
+    "forward pass 2 should be a prefill of 1 x": edited(
         in_order, "joining = min(free -> joining = min(free * (free > 1 or not running['request_ids'])"
     ),
     "should be a list, but is a dict": lambda *case: dict(enumerate(in_order(*case))),
