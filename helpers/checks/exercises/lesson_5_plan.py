@@ -1,6 +1,5 @@
 """Lesson 5, chunked prefill: the plan of an iteration, and the next chunk of a request."""
 
-from ...engine import Sequence
 from ..exercise import Exercise
 from .lesson_4_order import sequence_of
 
@@ -41,8 +40,6 @@ plan_chunks.add_misconceptions({
         "tokens -= count -> tokens -= 0 if one.is_decode else count",
     "gives every request the whole budget. The tokens that one request computes are not available to the next.":
         "tokens -= count -> pass",
-    "treats the last token of a prompt as a decode: it waits for its turn like any other chunk.":
-        "one.is_decode -> (one.num_uncomputed_tokens == 1)",
 })  # fmt: skip
 
 
@@ -99,17 +96,11 @@ def order_of_the_list(result, arguments):
 
 @plan_chunks.rule
 def is_a_plan(arguments, outcome, right):
-    (running, waiting, rows, tokens), names = arguments, [name for name, _ in outcome.result]
+    running, waiting, rows, tokens = arguments
     known = {one.request_id: one for one in [*running, *waiting]}
     for name, count in outcome.result:
-        if isinstance(name, Sequence):
-            return "plans for a sequence itself: each entry starts with its request id"
         if name not in known:
-            return f"plans for {name!r}, but there is no such request"
-        if names.count(name) > 1:
-            return f"plans for request {name} twice: an iteration computes at most one chunk of a request"
-        if count < 1:
-            return f"plans {count} tokens for request {name}: a request that computes nothing is not in the plan"
+            return f"plans for {name!r}, which is not the id of a request"
         if count > known[name].num_uncomputed_tokens:
             return (
                 f"plans {count} tokens for {name}, which has only {known[name].num_uncomputed_tokens} uncomputed tokens"
@@ -165,9 +156,6 @@ next_chunk.add_misconceptions({
     "counts only the prompt. After a preemption, the model has to recompute the generated tokens, too.":
         [" + g -> ", "p + g - c -> 1 if g and c >= p else p - c"],
     "ignores the budget: a prompt that does not fit is computed in chunks.": "min(uncomputed, budget) -> uncomputed",
-    "computes a token although the budget is used up: a decode counts like any other.":
-        ["min(uncomputed, budget) -> max(1, min(uncomputed, budget))",
-         "min(uncomputed, budget) -> 1 if uncomputed == 1 else min(uncomputed, budget)"],
     f"reports no new token after the last chunk of a prompt. {SAME_PASS}: another has nothing to compute.":
         [f"{DONE} -> g > 0", *(f"{DONE} -> {DONE} and {more}" for more in ("g > 0", "(c == 0 or g > 0)"))],
     f"reports no new token if the budget is exactly used up. {SAME_PASS}.": f"{DONE} -> uncomputed < budget",
@@ -175,8 +163,4 @@ next_chunk.add_misconceptions({
         [f"{DONE} -> tokens > 0", f"{DONE} -> True"],
     "reports a new token once the prompt is computed. A preempted request must also recompute its generated "
     "tokens: before that, the model would repeat them.": f"{DONE} -> tokens > 0 and c + tokens >= p",
-    "reports a new token for a request that computes nothing: without a forward pass there are no logits.":
-        f"{DONE} -> tokens in (0, uncomputed)",
-    f"reports a new token only after decodes. {SAME_PASS}: another has nothing to compute.":
-        f"{DONE} -> {DONE} == 1 and g > 0",
 })  # fmt: skip
