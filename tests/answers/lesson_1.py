@@ -16,7 +16,6 @@ RIGHT["greedy_step"] |= {
 }
 WRONG["greedy_step"] |= {
     "should be a tensor, but is a list": lambda logits: logits[:, -1].argmax(dim=-1).tolist(),
-    "involves no randomness": lambda logits: torch.multinomial((3 * logits[:, -1]).softmax(dim=-1), 1)[:, 0],
 }
 
 RIGHT["kv_cache_bytes"] |= {

@@ -41,16 +41,11 @@ left_pad.add_misconceptions({
         "[-max_length:] -> [:max_length]",
     "makes every batch `max_length` wide. If the longest row is shorter, each pass computes columns that hold only "
     "pads.": "max(map(len, rows)) -> max_length",
-    "sorts the rows by length: row i belongs to request i, and a client would receive another client's output.":
-        "[row[-max_length:] for row in rows -> [row[-max_length:] for row in sorted(rows, key=len)",
     "finds the width before it cuts the rows: a row that is cut makes no batch wider.":
         ("    width = max(map(len, rows))\n -> ", "rows = [row[ -> width = max(map(len, rows)); rows = [row["),
     "treats every token with the pad's id as a pad. A text may contain that token (GPT-2 is padded with its EOS): "
     "the mask follows from where you padded, not from the ids.":
         "torch.tensor(mask) -> (torch.tensor(ids) != pad_id).long()",
-    "treats id 0 as a pad: the mask follows from where you padded, not from the ids.":
-        "torch.tensor(mask) -> (torch.tensor(ids) != 0).long()",
-    "inverts the mask: 1 marks a real token, 0 a pad.": "torch.tensor(mask) -> 1 - torch.tensor(mask)",
     "leaves the pads visible: with a mask of 1 everywhere, the tokens of a short row attend to pads as if they "
     "were text.": "[0] * (width -> [1] * (width",
 })  # fmt: skip
@@ -64,16 +59,11 @@ position_ids.reference(lambda mask, new_tokens: (mask.cumsum(dim=1) - 1).clamp(m
 position_ids.add_misconceptions({
     "numbers the columns, pads included. Positions count a row's own tokens from 0, whatever columns they are in.":
         lambda mask, n: torch.arange(mask.size(1)).expand_as(mask)[:, -n:],
-    "numbers the columns, pads included, and starts at 1. Positions count a row's own tokens from 0.":
-        lambda mask, n: torch.arange(1, mask.size(1) + 1).expand_as(mask)[:, -n:],
     "counts the pads. Positions count real tokens.": lambda mask, n: (1 - mask).cumsum(dim=1)[:, -n:],
     "restarts at 0 in every pass. The cached tokens come first in the text, and the new positions continue from "
     "there.": lambda mask, n: mask[:, -n:].cumsum(dim=1) - 1,
-    "restarts at 0 in every pass, and counts pads. A token's position is the number of real tokens before it.":
-        lambda mask, n: torch.arange(n).expand(len(mask), n),
     "returns positions for the cached tokens, too. The pass computes only the last `new_tokens` columns, and needs "
     "only their positions.": lambda mask, n: mask.cumsum(dim=1) - 1,
-    "returns positions of the first columns, not of the last ones.": lambda mask, n: (mask.cumsum(dim=1) - 1)[:, :n],
 })  # fmt: skip
 
 

@@ -67,15 +67,10 @@ def with_layers(batch, layers):
 MOVED = "its keys would have to be moved. In this layout, every row starts in column 0 and stays there."
 NEW_COLUMNS = "[mask[:, :-1], new, mask[:, -1:]]"
 CACHE_TO_THE_LEFT = "(0, 0, 0, columns) -> (0, 0, columns, 0)"
-IS_OF_VALUES = "any(tensor is values for _, values in layers_of(batch))"
 merge_batches.add_misconceptions({
     f"pads the cache on the left, as the lesson does: {MOVED}": CACHE_TO_THE_LEFT,
-    "pads the keys on one side and the values on the other: a token's key and value share a column.":
-        f"{CACHE_TO_THE_LEFT} if {IS_OF_VALUES} else (0, 0, 0, columns)",
     "makes the cache as wide as the mask. The mask has one more column, because the newest token is not in the "
     "cache yet.": "= width - -> = 1 + width -",
-    "fills the new columns with values that are not finite. The mask gives these columns the weight 0, but 0 times "
-    "infinity is NaN.": "columns)) -> columns), value=float('inf'))",
     "stacks rows of unequal width: all rows of a tensor must have the same width.":
         'width - batch["attention_mask"].size(1) -> 0',
     "puts the second batch's rows first: the running rows must stay on top.":
@@ -89,7 +84,6 @@ merge_batches.add_misconceptions({
     "shifts the positions by the padding. Positions belong to a row's text, and padding a row does not change its "
     "text.": "(merged, layers) -> (merged | {'position_ids': torch.cat([one['position_ids'] + width "
         "- one['attention_mask'].size(1) for one in (first, second)])}, layers)",
-    "stores keys as values: both are needed.": "(merged, layers) -> (merged, [(keys, keys) for keys, _ in layers])",
     f"merges only layer 0. {EVERY_LAYER}": "(merged, layers) -> (merged, layers[:1] + layers_of(first)[1:])",
 } | {
     f"orders the rows of `{key}` differently from the other parts: requests would get each other's data.":

@@ -46,14 +46,9 @@ WRONG_LEVELS = {
     "makes waiting requests less urgent. Smaller numbers are more urgent, so waiting has to lower them.":
         [f"{LEVEL} -> one.priority + {LEVELS}"],
     "ignores `waited`: as long as urgent requests keep arriving, the others starve.": [f" - {LEVELS} -> "],
-    "lets waiting count too much: all `aging` iterations together are worth one level.":
-        [f"{LEVELS} -> one.waited * aging", f"{LEVELS} -> one.waited"],
     "counts fractions of a level: only *full* spans count.": ["// -> /", f"{LEVELS} -> round(one.waited / aging)"],
-    "is off by one: exactly `aging` iterations are worth a level.": [f"{LEVELS} -> (one.waited - 1) // aging"],
     "stops at level 0: a request that has waited long enough is more urgent than a new one of priority 0.":
         [f"{LEVEL} -> max({LEVEL}, 0)"],
-    "counts at most one level: every full `aging` iterations are worth another one.":
-        [f"{LEVELS} -> (one.waited >= aging)"],
 }  # fmt: skip
 most_urgent.add_misconceptions({
     **{message: [(edit, *ties) for edit in edits for ties in ((), ("-one.waited -> 0",))]
@@ -109,13 +104,8 @@ admitted.add_misconceptions({
     "counts only the prompt: the tokens that a preempted request had generated are recomputed, too.":
         "num_uncomputed_tokens -> prompt_tokens",
     "forgets that running requests hold rows, too.": "len(running) + len(names) >= rows -> len(names) >= rows",
-    "admits a request more than there are rows.": ">= rows -> > rows",
     "gives every request the whole budget: what one prompt takes is not available to the next.": "left -= need -> pass",
     "refuses a prompt that takes exactly what is left: it fits.": "need > left -> need >= left",
     "ignores the tokens: a prompt has to fit into what the iteration can still compute.":
         " or need > left -> ",
-    "always admits a request: if the first prompt does not fit, none joins.": "need > left -> names and need > left",
-    "admits one request at most: several can join at once.": ">= rows -> >= min(rows, len(running) + 1)",
-    "admits the shortest prompts first: if requests overtake, a long one may wait forever.":
-        "in waiting -> in sorted(waiting, key=lambda one: one.num_uncomputed_tokens)",
 })  # fmt: skip

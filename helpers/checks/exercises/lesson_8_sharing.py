@@ -31,10 +31,7 @@ allocate.add_misconceptions({
     "puts the shared blocks behind the new ones: they hold the beginning of the text.":
         "table + new -> table + new if request in tables else new + table",
     "leaves shared blocks in `free`: the next request would overwrite keys that are in use.": "in free] -> in []]",
-    "refuses where only the shared blocks in `free` are left, although no other block is missing.":
-        "if missing > -> if len(free) == len(reused) or missing >",
     "takes every shared block out of `free`, but some are in another request's table.": " if block in free -> ",
-    "returns the shared blocks, too: the task asks for the new ones.": "return new -> return [*shared, *new]",
     "does not put the shared blocks into the table: the request's first tokens would have no keys.":
         "table + new -> tables.get(request, []) + new",
 })  # fmt: skip
@@ -72,7 +69,6 @@ release.add_misconceptions({
     "frees no block: without a table and not in `free`, a block is lost. (`free = ...` makes a new list and leaves "
     "the caller's unchanged.)": "free += -> free =",
     "keeps the table: its blocks will hold other requests' tokens.": "table = -> tables = {**tables}; table =",
-    "leaves an empty table behind, as if the request ran.": "free += -> tables[request] = []; free +=",
     "frees nothing if any block is shared: the others must become free.": f"{OWN} -> table if {OWN} == table else []",
 })  # fmt: skip
 release.rule(lambda arguments, outcome, right: audit(*arguments, outcome.result["free"], outcome.result["tables"]))
@@ -126,7 +122,6 @@ NAME, BLOCK = "(name, *token_ids[end - block_size : end])", "token_ids[end - blo
 prefix_hashes.add_misconceptions({
     "looks only at a block's own tokens. Its keys depend on everything before it, so after another beginning they are "
     "different.": ["(name, * -> (salt, *", "(name, * -> (salt, end, *"],
-    "makes names depend on later tokens: a token attends only to earlier ones.": f"*{BLOCK} -> *token_ids",
     "adds up ids and salts without anything between them: another salt can look like this one with a block.":
         f'{NAME} -> f"{{name}}{{{BLOCK}}}"',
     "ignores the salt. Two customers would share blocks, and each could tell from its TTFT which prompts the other "
@@ -135,10 +130,7 @@ prefix_hashes.add_misconceptions({
     "yet.": "len(token_ids) + 1 -> len(token_ids) + block_size",
     "looks back only one block: keys depend on all earlier tokens.":
         f"{NAME} -> (salt, end > block_size, *token_ids[max(0, end - 2 * block_size) : end])",
-    "looks at its own tokens and the first block only: keys depend on all earlier tokens.":
-        f"{NAME} -> (salt, end > block_size, *token_ids[:block_size], *{BLOCK})",
     "ignores the order of tokens, but keys depend on it.": f"*{BLOCK} -> sum({BLOCK})",
-    "ignores some of a block's tokens: its name depends on all of them.": f"*{BLOCK} -> token_ids[end - block_size]",
     "joins the digits of ids, so that 1, 11 and 11, 1 get the same name.": f'*{BLOCK} -> "".join(map(str, {BLOCK}))',
     "names the same text differently each time: no block would ever be found.": f"{NAME} -> object()",
     "joins the salt and the ids, although a salt may end with digits: other ids with another salt get the same name.":
@@ -193,10 +185,6 @@ reuse.add_misconceptions({
     "whole, because it holds the last token.": ("(tokens - 1) // -> tokens //", f"{LEFT} -> max(1, {LEFT})"),
     "leaves no token to compute if all blocks are cached. The last token is always computed: its logits give the next "
     "one.": "(tokens - 1) // -> tokens //",
-    "shares the blocks after the last missing one: a prefix begins at token 0.": "break -> blocks = []; continue",
-    "takes block 0 for a missing one: it is a block like any other.": "name not in cached -> not cached.get(name)",
-    "shares every cached block, whatever its name: only those of this prompt hold its keys.":
-        "in names[: (tokens - 1) // block_size] -> in cached",
 })  # fmt: skip
 
 

@@ -44,10 +44,8 @@ DATA = r'"\n".join(line.removeprefix("data:").strip() for line in lines)'
 read_events.add_misconceptions({
     "parses [DONE], which is not JSON: it ends the stream.": 'if data == "[DONE]" -> if None',
     "treats comments as data: lines that begin with `:` have none.": f"{DATA} -> event.decode()[5:].strip()",
-    "drops falsy events: `null` and 0 are data, too.": "if data: -> if data and json.loads(data):",
     "removes letters instead of the field name: `lstrip` takes a set of characters, and removes the t of `true`, "
     "too.": 'removeprefix("data:").strip() -> lstrip("data: ")',
-    "requires the space after `data:`, which may be missing.": '"data:" -> "data: "',
     "keeps one `data:` line of an event: its JSON may need several.": "in lines) -> in lines[-1:])",
     "ends at a text that contains [DONE]. Only an event whose whole data is [DONE] ends the stream.":
         'data == "[DONE]" -> "[DONE]" in data',
@@ -57,11 +55,6 @@ read_events.add_misconceptions({
     "one.": lambda pieces: read_events.solution(piece.decode().encode() for piece in pieces),
     "treats every line as an event. An empty line ends an event, so its `data:` lines belong "
     "together.": r'b"\n\n" -> b"\n"',
-    "removes `data:` from texts: only a line's beginning is a field.": 'removeprefix("data:") -> replace("data:", "")',
-    "splits lines where `str.splitlines` does, even within a text: only \\n ends a line.":
-        r'.decode().split("\n") -> .decode().splitlines()',
-    "takes the data from behind `data:` wherever it is in an event: a comment may contain it, too.":
-        f"{DATA} -> event.decode().partition('data:')[2].strip()",
     "yields an event without its empty line: the connection broke before it was complete.":
         lambda pieces: read_events.solution(chain(pieces, [b"\n\n"])),
 })  # fmt: skip
@@ -140,7 +133,6 @@ text_pieces.add_misconceptions({
         ("return [* -> return [one for one in [*", "[sent : text.index(stop)]] -> [sent : text.index(stop)]] if one]",
          "return pieces -> return [one for one in pieces if one]"),
     "sends the stop text: the output ends before it.": "text.index(stop)] -> text.index(stop) + len(stop)]",
-    "ends before the last stop text: the first one ends the output.": "text.index( -> text.rindex(",
     "keeps back as many characters as the stop text has, whatever they are.":
         "max(n for n in range(len(stop)) if text.endswith(stop[:n])) -> min(len(text), len(stop) - 1)",
 })  # fmt: skip
