@@ -83,20 +83,3 @@ ALMOST["text_pieces"] |= {
     "should be a list, but is a str": lambda pieces, *_: "".join(pieces),
     "changed its argument: `texts`": lambda pieces, texts, _: texts.clear() or pieces,
 }
-
-
-@right("read_inbox")
-def with_dicts(messages, unfinished):
-    added, aborted = {}, {}
-    for kind, name in messages:
-        if kind == "add":
-            added[name] = True
-        elif not added.pop(name, False) and name in unfinished:
-            aborted[name] = True
-    return list(added), list(aborted)
-
-
-ALMOST["read_inbox"] |= {
-    "changed its argument: `unfinished`": lambda result, _, unfinished: unfinished.clear() or result,
-    "should be 2 values, the requests to add and": lambda result, *_: result[0],
-}

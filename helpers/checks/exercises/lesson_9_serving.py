@@ -1,4 +1,4 @@
-"""Lesson 9, serving: pieces of text, the inbox of an engine's thread, and the events of a stream."""
+"""Lesson 9, serving: pieces of text, and the events of a stream."""
 
 import json
 from itertools import chain, pairwise
@@ -135,50 +135,4 @@ text_pieces.add_misconceptions({
     "sends the stop text: the output ends before it.": "text.index(stop)] -> text.index(stop) + len(stop)]",
     "keeps back as many characters as the stop text has, whatever they are.":
         "max(n for n in range(len(stop)) if text.endswith(stop[:n])) -> min(len(text), len(stop) - 1)",
-})  # fmt: skip
-
-
-@Exercise.declare(
-    "the engine hears once, before an iteration, what has changed, and nothing of requests that came and went",
-    names=("the requests to add", "the requests to abort"),
-)
-def read_inbox(messages, unfinished):
-    added, aborted = [], []
-    for kind, name in messages:
-        if kind == "add":
-            added.append(name)
-        elif name in added:
-            added.remove(name)
-        elif name in unfinished and name not in aborted:
-            aborted.append(name)
-    return added, aborted
-
-
-def _drawn_story(random):
-    story, here = [], {"a", "b"}
-    for name in random.choices("abcdef", k=24):
-        story.append("-" * (name in here) + name)
-        here ^= {name}
-    return " ".join(story)
-
-
-def _inbox(story, unfinished):
-    """Return the arguments of a story in which a minus precedes a request that is aborted."""
-    return [("abort" if one[0] == "-" else "add", one.strip("-")) for one in story.split()], list(unfinished)
-
-
-read_inbox.table([
-    _inbox(*case) for case in [
-        ("c a", "b"), ("c -a", "ab"), ("c -c", "ab"), ("-a", "b"), ("-a -a", "ab"), ("", "ab"), ("c -c c", "ab"),
-        ("-a a", "ab"), ("-a a -a", "ab"), ("d c -d e -a", "ab"), ("-a a -a a", "ab"), ("-z d -z", ""),
-        ("d e -e f -d", "a"), ("-a -b -a", "ab"), ("-b d -b", "abc"), ("f d -f e f", "a"), ("-b -a", "ab"),
-    ]
-], lambda random: [_inbox(_drawn_story(random), "ab")], given="messages {}; unfinished: {}")  # fmt: skip
-
-read_inbox.add_misconceptions({
-    "adds a request whose client has left already: both messages are in the same inbox.": "name in added -> None",
-    "aborts requests that the engine no longer has: they have finished.": "name in unfinished and -> ",
-    "aborts a request twice: its client has left only once.": " and name not in aborted -> ",
-    "reads all additions first: an abort cancels the additions before it, not the ones after it.":
-        'in messages -> in sorted(messages, key=lambda message: message[0] == "abort")',
 })  # fmt: skip
