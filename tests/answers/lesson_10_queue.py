@@ -142,7 +142,7 @@ WRONG["BoundedQueue"] |= {
     "returned a bool": broken(pause=lambda self: True),
     "leaves a row empty although d": broken(take_in=lambda self, name: self.waiting.append(name)),
     "runs 4 requests in 3 rows": broken(take_in=lambda self, name: self.running.append(name)),
-    "would never be served": broken(take_in=lambda self, name: None),
+    "has it neither running nor waiting": broken(take_in=lambda self, name: None),
     "which was never accepted or has left": broken(take_in=lambda self, name: self.running.extend([name, "x"])),
     "order of arrival": broken(take_in=lambda self, n: Parts.take_in(self, n) or self.waiting.sort(key=str)),
     "leaves a row empty although b": broken(fill=lambda self: None),
@@ -155,6 +155,6 @@ WRONG["BoundedQueue"] |= {
     "lists with another queue?": ListsOfTheClass,
     "with the method `leave(request_id)`": broken(leave=lambda self: None),
     "with the method `offer(request_id)`": lambda rows, max_queue, seconds: SimpleNamespace(),
-    "but it has `self.offer`": with_attributes(active=[], queue=[]),
+    "in `self.running`, a list, but that is None": with_attributes(active=[], queue=[]),
     "in `self.running`, a list, but that is an int": with_attributes(running=0, waiting=0),
 }
