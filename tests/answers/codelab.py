@@ -45,7 +45,7 @@ WRONG["schedule"] |= {
     ),
     "lets 5 requests join": lambda waiting, running, free: waiting,
     "twice: a request has one row": lambda waiting, running, free: waiting[:1] * min(2, free),
-    "which is already running": lambda waiting, running, free: (running + waiting)[:free],
+    "which is not waiting": lambda waiting, running, free: (running + waiting)[:free],
     "but returned an int": lambda waiting, running, free: [request.request_id for request in waiting[:free]],
     "but returned a ServerRequest": lambda waiting, running, free: waiting[0] if waiting and free else [],
     "although none is running": lambda waiting, running, free: [],

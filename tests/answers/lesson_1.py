@@ -99,7 +99,7 @@ def two_tokens_per_pass(model, turns, max_tokens):
 WRONG["cached_loop"] |= {
     "should be an int, but is a tensor of int64": lambda *case: list(map(list, torch.tensor(loop(*case)))),
     "changed its argument: `turns`": lambda model, turns, n: loop(model, [turns.pop(0) for _ in list(turns)], n),
-    "never calls the model": lambda model, turns, max_tokens: [[0] * max_tokens for _ in turns],
-    "gives a decode pass more than the newest token": two_tokens_per_pass,
+    "`token ids` should be [[": lambda model, turns, max_tokens: [[0] * max_tokens for _ in turns],
+    "`forward passes`": two_tokens_per_pass,
     "stopped with": lambda model, turns, n: loop(model, [turn[0] for turn in turns], n),
 }

@@ -22,7 +22,7 @@ def padded_row(result, chunks, cached):
 
 
 ALMOST["pack"] |= {
-    "pads among them": padded_row,
+    "the row of ids": padded_row,
     "should be [0, 5, 0, 5, 5, 0], but is [5, 5, 5]": lambda result, *_: (list(filter(None, result[0])), *result[1:]),
     "changed its argument: `chunks`": lambda result, chunks, _: chunks[0].extend(chunks[-1]) or result,
     "should be 2 values, but is a range": lambda result, *_: (*result[:2], [range(*each) for each in result[2]]),

@@ -168,9 +168,9 @@ RIGHT["failing_input"] |= {
 WRONG["failing_input"] |= {
     "returns arguments for which": lambda: (["a", "b"], {"a": 4, "b": 9, "x": 2}, 11, 4),
     "should return four arguments": lambda: (["a", "b", "c"], {"a": 4, "c": 9}, 13),
-    "not a list of different strings": lambda: (["a", "b", "a"], {"a": 4, "b": 9}, 13, 4),
+    "returns a name twice": lambda: (["a", "b", "a"], {"a": 4, "b": 9}, 13, 4),
     "is not a dict from names": lambda: (["a", "b", "c"], [4, 9], 13, 4),
-    "are not ints from 0": lambda: (["a", "b", "c"], {"a": "4", "c": 9}, 13, 4),
+    "returns something for `cached` that is not a dict": lambda: (["a", "b", "c"], {"a": "4", "c": 9}, 13, 4),
     "gives two names the same block": lambda: (["a", "b", "c"], {"a": 4, "c": 4}, 13, 4),
     "that is not `tokens // block_size`": lambda: (["a", "b", "c"], {"a": 4, "c": 9}, 9, 4),
 }

@@ -1,7 +1,5 @@
 """Lesson 1, a single request: the next token, the bytes of a cache, the end of an output, and a loop over turns."""
 
-import math
-
 import torch
 
 from ... import kv_cache
@@ -186,14 +184,3 @@ cached_loop.add_misconceptions({
     "model's output depends on it: a cache must not change the output.":
         "use_cache=True -> use_cache=True, position_ids=torch.arange(input_ids.size(1))[None]",
 })  # fmt: skip
-
-
-@cached_loop.rule
-def calls_the_model(arguments, outcome, right):
-    passes, needed = outcome.result["forward passes"], right.result["forward passes"]
-    if not passes:
-        return "never calls the model: each token takes a forward pass"
-    same = outcome.result["token ids"] == right.result["token ids"] and len(passes) == len(needed)
-    if same and math.prod(passes[-1]) != math.prod(needed[-1]):
-        return "gives a decode pass more than the newest token, although the cache holds the earlier ones"
-    return None

@@ -54,14 +54,6 @@ pack.add_misconceptions({
 })  # fmt: skip
 
 
-@pack.rule
-def has_no_pads(arguments, outcome, right):
-    ids, chunks = outcome.result[0], arguments[0]
-    if len(ids) == len(chunks) * max(map(len, chunks)) > len(joined(chunks)):
-        return f"returns a row of {len(ids)} tokens, pads among them: in a packed row, no request needs pads"
-    return None
-
-
 @Exercise.declare("it computes a prompt, a chunk and a decode alike, and no request attends to another")
 def attend_row(query, keys, values, columns):
     outputs = []
