@@ -56,7 +56,6 @@ kv_cache_bytes.table([
 
 kv_cache_bytes.add_misconceptions({
     "leaves out the layers: each has its own cache.": "in windows -> in windows[:1]",
-    "gives all layers the first window: each has its own, or none.": "in windows -> in windows[:1] * len(windows)",
     "counts numbers, not bytes: a number takes several bytes.": " * number_bytes -> ",
     "grows with the square of the number of tokens. The cache keeps one key and one value per token; it is the "
     "*work* without a cache that grows quadratically.": " * number_bytes -> * number_bytes * tokens",

@@ -162,8 +162,5 @@ preempted.add_misconceptions({
         "free >= missing -> free >= missing or name == request",
     "preempts one request, however few blocks it has.": "return names -> return names[:1]",
     "goes on although enough blocks are free: what is preempted is computed anew.": "free >= missing -> free > missing",
-    "preempts all newer requests, however few blocks are missing.":
-        lambda running, tables, free, request, missing:
-            [] if free >= missing else running[: running.index(request) : -1],
     "makes older requests leave: newer ones do, and last the request itself.": "name == request -> name == running[0]",
 })  # fmt: skip

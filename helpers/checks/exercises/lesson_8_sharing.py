@@ -128,8 +128,6 @@ prefix_hashes.add_misconceptions({
     "has sent.": "= salt, [] -> = '', []",
     "names the last block although it is not full. It will get more tokens, so it cannot be shared "
     "yet.": "len(token_ids) + 1 -> len(token_ids) + block_size",
-    "looks back only one block: keys depend on all earlier tokens.":
-        f"{NAME} -> (salt, end > block_size, *token_ids[max(0, end - 2 * block_size) : end])",
     "ignores the order of tokens, but keys depend on it.": f"*{BLOCK} -> sum({BLOCK})",
     "joins the digits of ids, so that 1, 11 and 11, 1 get the same name.": f'*{BLOCK} -> "".join(map(str, {BLOCK}))',
     "names the same text differently each time: no block would ever be found.": f"{NAME} -> object()",

@@ -46,7 +46,6 @@ read_events.add_misconceptions({
     "treats comments as data: lines that begin with `:` have none.": f"{DATA} -> event.decode()[5:].strip()",
     "removes letters instead of the field name: `lstrip` takes a set of characters, and removes the t of `true`, "
     "too.": 'removeprefix("data:").strip() -> lstrip("data: ")',
-    "keeps one `data:` line of an event: its JSON may need several.": "in lines) -> in lines[-1:])",
     "ends at a text that contains [DONE]. Only an event whose whole data is [DONE] ends the stream.":
         'data == "[DONE]" -> "[DONE]" in data',
     "treats each piece as whole events. The network cuts a stream anywhere: an event is complete only when its empty "
