@@ -108,7 +108,7 @@ WRONG["evict_bound"] |= {
 }
 WRONG["evict_chats"] |= {
     "the next turn needs them": used_once_first,
-    "belongs to conversations that are over": first_in,
+    "belong to conversations that are over": first_in,
 }
 
 # --- design ---------------------------------------------------------------------------------------------------------
