@@ -10,8 +10,6 @@ loop = solutions.cached_loop
 
 RIGHT["greedy_step"] |= {
     "with_topk": lambda logits: logits[:, -1, :].topk(1).indices.squeeze(-1),
-    "row_by_row": lambda logits: torch.tensor([int(torch.softmax(row[-1], dim=0).argmax()) for row in logits]),
-    "with_numpy": lambda logits: torch.from_numpy(logits.numpy()[:, -1].argmax(axis=-1)),
     "of_all_positions": lambda logits: logits.argmax(dim=-1)[:, -1],
 }
 WRONG["greedy_step"] |= {
@@ -38,33 +36,12 @@ def token_by_token(token_ids, eos_id, max_tokens):
     return kept, None
 
 
-@right("stop")
-def in_place_on_a_copy(token_ids, eos_id, max_tokens):
-    kept, places = list(token_ids), [place for place, token in enumerate(token_ids) if token == eos_id]
-    del kept[min([max_tokens, *(place + 1 for place in places)]) :]
-    return [kept, "stop" if kept[-1:] == [eos_id] else "length" if len(kept) == max_tokens else None]
-
-
 ALMOST["stop"] |= {
     "the reason should be 'stop', but is 'eos'": lambda result, *case: (result[0], result[1] and "eos"),
     "should be 2 values, the token ids that are kept and": lambda result, *case: result[0],
     "changed its argument: `token_ids`": lambda result, ids, *case: ids.clear() or result,
 }
 WRONG["stop"] |= {"the token ids that are kept": lambda ids, eos_id, n: token_by_token(ids, eos_id or None, n)}
-
-
-@right("cached_loop")
-def with_the_model_s_own_cache(model, turns, max_tokens):
-    cache, ids, generated = None, [], []
-    for turn in turns:
-        ids = torch.tensor([[*ids, *turn[0].tolist()]], device=model.device)
-        generated.append([])
-        while len(generated[-1]) < max_tokens:
-            result = model(ids, past_key_values=cache, use_cache=True)
-            cache, ids = result.past_key_values, result.logits[:, -1:].argmax(dim=-1)
-            generated[-1].append(int(ids))
-        ids = generated[-1][-1:]
-    return generated
 
 
 @right("cached_loop")
@@ -97,8 +74,6 @@ def two_tokens_per_pass(model, turns, max_tokens):
 
 
 WRONG["cached_loop"] |= {
-    "should be an int, but is a tensor of int64": lambda *case: list(map(list, torch.tensor(loop(*case)))),
-    "changed its argument: `turns`": lambda model, turns, n: loop(model, [turns.pop(0) for _ in list(turns)], n),
     "`token ids` should be [[": lambda model, turns, max_tokens: [[0] * max_tokens for _ in turns],
     "`forward passes`": two_tokens_per_pass,
     "stopped with": lambda model, turns, n: loop(model, [turn[0] for turn in turns], n),

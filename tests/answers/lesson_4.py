@@ -15,20 +15,6 @@ def one_after_the_other(waiting, aging):
     return best and best[1]
 
 
-@right("most_urgent")
-def sorted_twice(waiting, aging):
-    queue = sorted(waiting, key=lambda one: one.waited, reverse=True)
-    queue.sort(key=lambda one: one.priority - one.waited // aging)
-    return queue[0] if queue else None
-
-
-def waits_used_up(waiting, aging):
-    best = min(waiting, key=lambda one: (one.priority - one.waited // aging, -one.waited), default=None)
-    for sequence in waiting:
-        sequence.waited %= aging
-    return best
-
-
 def by(key):
     return lambda waiting, aging: min(waiting, key=lambda one: key(one, one.waited // aging), default=None)
 
@@ -36,8 +22,6 @@ def by(key):
 WRONG["most_urgent"] |= {
     "picks a, which counts as 2, and b counts as 0": by(lambda one, levels: (one.priority > 2, -one.priority)),
     "Among equally urgent requests": by(lambda one, levels: (one.priority - levels, one.request_id)),
-    "min() arg is an empty sequence (given": lambda waiting, aging: min(waiting, key=lambda one: one.priority),
-    "changed its argument: a sequence in `waiting`": waits_used_up,
 }
 ALMOST["most_urgent"] |= {
     "changed its argument: `waiting` is": lambda best, waiting, _: best and (waiting.remove(best) or best)
