@@ -85,9 +85,9 @@ def test_own_cells_before_right_answers_cost_no_points(tmp_path, clock, cells):
 
 def test_only_added_cells_are_charged_and_each_task_anew(tmp_path, clock):
     answers = answers_of(TWO)
-    nb = notebook(TWO, answers | {"left_pad": "sleep(50)"})
-    place = place_of(nb, "left_pad")
-    with_cells(nb, [answers["left_pad"]], place + 1)  # after 50 s of an answer cell
+    nb = notebook(TWO, answers | {"position_ids": "sleep(50)"})
+    place = place_of(nb, "position_ids")
+    with_cells(nb, [answers["position_ids"]], place + 1)  # after 50 s of an answer cell
     with_cells(nb, ["sleep(55)"] * 3, 1)
     nb.cells += [nb.cells[place + 3]] * 4  # copies of an answer cell
     assert earned(tmp_path, nb, replace(LIMITS, added_seconds=40)) == ALL | {"": 0}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from numbers import Integral
 
 Tables = dict[str, list[int]]
 
@@ -26,6 +27,8 @@ def audit(free: list[int], tables: Tables, request: str, free_now: list, tables_
     used = [block for table in tables_now.values() for block in table]
     known = {*free, *(block for table in tables.values() for block in table)}
     for block in [*used, *free_now]:
+        if not isinstance(block, Integral):
+            return f"has {block!r} where a block's number should be"
         if block not in known:
             return f"has block {block}, which was neither free nor in a table"
         if free_now.count(block) > 1:
