@@ -47,5 +47,5 @@ def test_variants_of_a_misconception_share_its_message_and_functions_are_taken_a
     exercise = Exercise("longest(rows)", "the longest rows")
     exercise.reference(longest)
     exercise.add_misconceptions({"one": ["max( -> min(", ("== -> <", "max -> max")], "two": sorted})
-    assert [each.message for each in exercise.declared] == ["one", "one", "two"]
-    assert [each.function(["bc", "a"]) for each in exercise.declared] == [["a"], ["a"], ["a", "bc"]]
+    assert [each.message for each in exercise.misconceptions] == ["one", "one", "two"]
+    assert [each.function(["bc", "a"]) for each in exercise.misconceptions] == [["a"], ["a"], ["a", "bc"]]

@@ -86,8 +86,8 @@ def test_what_a_notebook_imports_from_the_course_exists(assignment):
             exec(line, {})
 
 
-def test_every_lesson_has_at_least_three_tasks():
-    assert all(len(answers_of(assignment)) >= 3 for assignment in LESSONS)
+def test_every_lesson_has_at_least_two_tasks():
+    assert all(len(answers_of(assignment)) >= 2 for assignment in LESSONS)
 
 
 def test_every_notebook_of_exercises_ends_with_a_link_to_the_one_that_follows():

@@ -140,7 +140,7 @@ def shifted(number):
     return number << 1
 
 
-WRONG["double"] |= {"one too large": lambda number: 2 * number + 1}
+WRONG["double"] |= {"should be 6, but is 7": lambda number: 2 * number + 1}
 '''
 SOLVED = "    ### BEGIN SOLUTION\n    return number + number\n    ### END SOLUTION"
 TEXT = "## Task 1: doubling (2 points)\n\n**Example:** `double(3)` is `6`.\n\n<details>Add.</details>"

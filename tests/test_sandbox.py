@@ -70,7 +70,7 @@ def graded(tmp_path_factory):
     for name, cheat in CHEATS.items():
         source = answers_of(CAPSTONE)["MyEngine"] + "\n" + cheat
         hand_in(folder / name / f"{CAPSTONE}.ipynb", notebook(CAPSTONE, {"MyEngine": source}))
-    half = {task: answer for task, answer in answers_of(TWO).items() if task in ("batch_costs", "left_pad")}
+    half = {task: answer for task, answer in answers_of(TWO).items() if task == "left_pad"}
     hand_in(folder / "half" / f"{TWO}.ipynb", notebook(TWO, half))
     verbs = ["generate_next_token", "merge_batches", "filter_batch", "init_batch"]
     own = {verb: f"from helpers.batching import {verb}" for verb in verbs}
@@ -83,9 +83,9 @@ def graded(tmp_path_factory):
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_earns_nothing_for_its_task_and_costs_no_other(graded, name):
     row = graded[0][name, ONE]
-    earned = {"greedy_step": "1/1", "kv_cache_bytes": "1/1", "decode_floor": "1/1", "stop": "0/2", "cached_loop": "3/3"}
+    earned = {"greedy_step": "1/1", "kv_cache_bytes": "1/1", "stop": "0/2", "cached_loop": "4/4"}
     if name in SPOIL_THEIR_OWN_PROCESS:
-        earned["cached_loop"] = "0/3"
+        earned["cached_loop"] = "0/4"
     assert dict(part.split() for part in row["tasks"].split(", ")) == earned
     assert row["note"].startswith(ATTACKS[name]["note"])
 

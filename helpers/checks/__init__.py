@@ -4,9 +4,9 @@ The claim: a right answer passes however it is written, the message for a wrong 
 no message gives the answer away.
 
 `exercises` declares each task in a file that begins with its lesson's number: a reference, cases and misconceptions.
-`general_mistakes` derives more of them from the right results. `examining` compares a student's function with
-them: `calling` calls it safely, and `comparing` compares its results by value. Where a plain call is not enough, the
-other files observe the function: with the model, in the engine, on a stream, as a queue.
+`examining` compares a student's function with them: `calling` calls it safely, and `comparing` compares its results by
+value. Where a plain call is not enough, the other files observe the function: with the model, in the engine, on a
+stream, as a queue.
 
 `predictions` compares a reader's guess with what a lesson measures.
 """
@@ -17,7 +17,6 @@ from collections.abc import Callable
 # Imported when first used: a lesson that only compares a guess needs none of the others.
 _HOME = {
     "CachedBlock": "eviction",
-    "Reader": "reader",
     "Row": "engine_calls",
     "ServerRequest": "scheduling",
     "compare_guess": "predictions",
@@ -45,13 +44,14 @@ def __getattr__(name: str):
     return value
 
 
-def check(task: str, attempt: Callable, show: bool = True) -> bool:
+def check(task: str, attempt: Callable) -> bool:
     """Try a student's function on small cases and print one message: passed, or what is wrong and why it matters.
+
+    In a notebook, it also draws the expected mask or cache beside the actual one.
 
     Args:
         task: the exercise's name.
         attempt: the student's function.
-        show: also draw the expected mask or cache beside the actual one: a picture in a notebook, text elsewhere.
 
     Returns:
         Whether the function does what the exercise asks. No exception of the function is passed on.
@@ -68,6 +68,6 @@ def check(task: str, attempt: Callable, show: bool = True) -> bool:
         raise ValueError(f"There is no exercise {task!r}. There are: {', '.join(sorted(EXERCISES, key=str.lower))}.")
     verdict = examine(EXERCISES[task], lambda question: answer(question, attempt))
     print(f"{task}: {verdict.message}")
-    if show and verdict.grids and not show_in_notebook(lambda plots: verdict.grids.picture()):
-        print(verdict.grids)
+    if verdict.grids:
+        show_in_notebook(lambda plots: verdict.grids.picture())
     return verdict.passed

@@ -9,7 +9,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from numbers import Integral, Real
 
 import torch
@@ -34,21 +33,6 @@ class Grids:
         from .. import plots  # matplotlib takes a second to import, and most checks pass
 
         return plots.compare(self.expected, self.actual, self.title, self.pads)
-
-    def __str__(self) -> str:
-        """Return both grids as text; a star marks what differs."""
-        both = self.expected, self.actual
-        grids = [[["." if cell in self.pads else str(cell) for cell in row] for row in rows] for rows in both]
-        columns = max((len(row) for rows in grids for row in rows), default=0)
-        wide = max((len(cell) for rows in grids for row in rows for cell in row), default=1)
-        width = max(8, columns * (wide + 2) - 1)
-        lines = [f"  {self.title}  (. is padding, * differs)", f"  {'expected':{width}}    yours"]
-        for rows in zip_longest(*grids, fillvalue=[]):
-            one, other = ([""] * (columns - len(row)) + row for row in rows)  # aligned at the right, as in a batch
-            left = " ".join(f"{cell:>{wide}} " for cell in one)
-            right = " ".join(f"{b:>{wide}}{'*' if b and a != b else ' '}" for a, b in zip(one, other, strict=True))
-            lines.append(f"  {left:{width}}    {right}")
-        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -295,15 +279,13 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def show_in_notebook(draw: Callable) -> bool:
-    """Show what a function makes of the module `plots`; return False where pictures cannot be shown: in a terminal."""
+def show_in_notebook(draw: Callable) -> None:
+    """Show what a function makes of the module `plots`; do nothing where pictures cannot be shown: in a terminal."""
     try:
         from IPython import display, get_ipython
     except ImportError:
-        return False
-    if not hasattr(get_ipython(), "kernel"):
-        return False
-    from .. import plots
+        return
+    if hasattr(get_ipython(), "kernel"):
+        from .. import plots
 
-    display.display(draw(plots))
-    return True
+        display.display(draw(plots))

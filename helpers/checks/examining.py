@@ -1,15 +1,13 @@
 """Examine a function: ask all questions, compare with the reference, and find the message that explains the results.
 
 The first of these that applies is reported: a function that is not written yet or does not end, a misconception that
-explains all results, an exception, a changed argument, a result of the wrong kind, a broken invariant, a misconception
-that explains the part with the first difference, the first difference.
+explains all results, an exception, a changed argument, a result of the wrong kind, a broken invariant, the first
+difference.
 """
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import getitem
 
 from .calling import Outcome, Question
 from .comparing import NO_RETURN, Difference, Grids, difference, first_line
@@ -69,14 +67,7 @@ def _explain(exercise: Exercise, trials: list["_Trial"], wrong: list["_Trial"]) 
     for trial in trials:
         if message := trial.broken_rule():
             return trial.verdict(message)
-    if not wrong:
-        return None
-    path = wrong[0].part_of_first
-    only_types_differ = all(trial.is_explained_by(exercise.solution, path) for trial in trials)
-    for misconception in exercise.misconceptions if len(path) > 1 and not only_types_differ else ():
-        if all(trial.is_explained_by(misconception.function, path) for trial in trials):
-            return wrong[0].verdict(misconception.message)
-    return wrong[0].verdict(wrong[0].first.message)
+    return wrong[0].verdict(wrong[0].first.message) if wrong else None
 
 
 def _judge(exercise: JudgedExercise, ask: Callable[[Question], Outcome], seed: int) -> str | Passed | None:
@@ -106,23 +97,10 @@ class _Trial:
         first = self.first
         return Verdict(False, f"{message.rstrip('.')}{given}." if given else message, first and first.grids)
 
-    @property
-    def part_of_first(self) -> tuple:
-        """The path of the part with the first difference: a dict's key, a tuple's place, for a tuple's dict both."""
-        path = self.first.path
-        both = isinstance(self.right.result, tuple) and len(path) > 2 and isinstance(path[2], str)
-        return path[: 3 if both else 2]
-
-    def is_explained_by(self, function: Callable, path: tuple = ()) -> bool:
-        """Return whether another implementation does the same here; with a path, only in that part of the result."""
+    def is_explained_by(self, function: Callable) -> bool:
+        """Return whether another implementation does the same here."""
         other = self.exercise.outcome_of(function, self.question)
-        if not path:
-            return self._difference(self.outcome, other, strict=False) is None
-        try:
-            got, expected = (reduce(getitem, path[1:], self._relevant(each)) for each in (self.outcome, other))
-        except (KeyError, IndexError, TypeError):
-            return False
-        return difference(got, expected, strict=False) is None
+        return self._difference(self.outcome, other, strict=False) is None
 
     def broken_rule(self) -> str | None:
         for rule in self.exercise.rules:

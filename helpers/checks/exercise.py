@@ -16,12 +16,11 @@ that explains all its results; otherwise, the message describes the first differ
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from random import Random
 
-from .calling import Outcome, Question, answer, call, call_without_casts_of_nan
+from .calling import Outcome, Question, answer, call
 from .edits import Edit, edited
-from .general_mistakes import general_mistakes
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Exercise:
         self.signature, self.idea, self.names = signature, idea, names
         self.name, _, parameters = signature.rstrip(")").partition("(")
         self.parameters = tuple(parameters.split(", "))
-        self.declared: list[Misconception] = []
+        self.misconceptions: list[Misconception] = []
         self.rules: list[Callable] = []
         self.ignore: Callable = lambda result, arguments: result
         self._observe, self._forbidden = observe, tuple(forbidden)
@@ -127,7 +126,7 @@ class Exercise:
         for message, given in wrong.items():
             for one in given if isinstance(given, list) else [given]:
                 function = one if callable(one) else edited(self.solution, one)
-                self.declared.append(Misconception(message, function))
+                self.misconceptions.append(Misconception(message, function))
 
     def rule(self, function: Callable) -> Callable:
         """Take an invariant, for results that cannot be compared by value.
@@ -137,33 +136,10 @@ class Exercise:
         self.rules.append(function)
         return function
 
-    def requires_new(self, what: str) -> None:
-        """Report a result that is the first argument itself, or contains it: a list, for example."""
-
-        def is_new(arguments, outcome, right):
-            if not any(each is outcome.arguments[0] for each in (outcome.result, *outcome.result)):
-                return None
-            later = "otherwise, a later change to one changes the other"
-            return f"returns the {what} that it was given. Return a new one: {later}"
-
-        self.rule(is_new)
-
     def ignoring(self, function: Callable) -> Callable:
         """Take a function of (result, arguments) that blanks out what makes no difference, such as the keys of pads."""
         self.ignore = function
         return function
-
-    @cached_property
-    def misconceptions(self) -> list[Misconception]:
-        """What is declared, then the general mistakes of a task whose results are compared as they are."""
-        if self._observe not in (call, call_without_casts_of_nan):
-            return self.declared
-        changes = general_mistakes([right.result for _, right in self.questions(0)], self.names)
-        general = [
-            Misconception(words, lambda *arguments, change=change: change(self.solution(*arguments)))
-            for words, change in changes
-        ]
-        return [*self.declared, *general]
 
     def _questions(self, seed: int = 0) -> list[tuple[Question, Outcome]]:
         """Return the questions and the right outcomes. Students get seed 0, and grades use other seeds.

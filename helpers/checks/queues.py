@@ -43,9 +43,7 @@ def _missing_attribute(queue) -> str | None:
     for name in ("running", "waiting"):
         value = getattr(queue, name, None)
         if not isinstance(value, list | deque | dict | set | tuple):
-            others = ", ".join(f"`self.{other}`" for other in vars(queue)) if hasattr(queue, "__dict__") else ""
-            found = f"that is {kind(value)}" if value is not None else f"it has {others or 'no attributes'}"
-            return f"should keep the ids of the {name} requests in `self.{name}`, a list, but {found}"
+            return f"should keep the ids of the {name} requests in `self.{name}`, a list, but that is {kind(value)}"
     return None
 
 
@@ -70,10 +68,6 @@ def _wrong_places(step: Step, before: Step, rows: int) -> str | None:
     if step.event == "leave" and name in step.waiting:
         why = "a request whose client disconnects while it waits leaves, too"
         return f"keeps the place of {name}, which has left: {why}"
-    if twice := [one for one in places if places.count(one) > 1]:
-        return f"has {twice[0]} twice: a request has one place"
-    if unknown := [one for one in places if one != name and one not in places_before]:
-        return f"has {unknown[0]}, which was never accepted or has left"
     if lost := [one for one in places_before if one != name and one not in places]:
         how = f"drops {lost[0]} to make room for {name}" if name in places else f"loses {lost[0]}"
         return f"{how}: a request that was accepted keeps its place until it leaves"
@@ -90,12 +84,9 @@ def _wrong_offer(step: Step, wanted: Step) -> str | None:
         room = "a row is free" if name in wanted.running else "there is a place in the queue"
         return f"refuses {name}, because `offer` returns {told}, although {room}"
     if wanted.returned == 0:
-        nowhere = f"returns 0, which accepts {name}, but has it neither running nor waiting: it would never be served"
-        return None if inside else nowhere
-    if inside and told:
-        return f"refuses {name}, but keeps it: its place would stay taken forever"
+        return None if inside else f"returns 0, which accepts {name}, but has it neither running nor waiting"
     if inside:
-        return f"accepts {name} although all places are taken"
+        return f"refuses {name}, but keeps it" if told else f"accepts {name} although all places are taken"
     if told == 0:
         return f"returns 0, which means accepted, but does not take {name} in. Less than a second is rounded up"
     if told < 0 or not isinstance(told, Integral):

@@ -60,12 +60,6 @@ class Stream:
             raise StopIteration
         return self._pieces[self.read - 1]
 
-    def __getitem__(self, index):
-        raise TypeError("the pieces arrive one by one from the network: loop over them")
-
-    def __len__(self):
-        raise TypeError("the pieces arrive one by one from the network, and their number is not known")
-
 
 def read_stream(function: Callable, pieces: list[bytes]) -> dict:
     """Return the events that a function yields, and how many pieces it had asked for by each event and in all."""

@@ -18,7 +18,7 @@ def shortest_first(waiting, running, free_rows):
     return tuple(waiting[: max(0, free_rows)])
 
 
-@right("schedule_race", "schedule_floor", "schedule_others")
+@right("schedule_race", "schedule_others")
 def long_ones_then_the_others(waiting, running, free_rows):
     long = [request for request in waiting if request.max_tokens >= 50]
     return (long + [request for request in waiting if request not in long])[:free_rows]
@@ -45,7 +45,7 @@ WRONG["schedule"] |= {
     ),
     "lets 5 requests join": lambda waiting, running, free: waiting,
     "twice: a request has one row": lambda waiting, running, free: waiting[:1] * min(2, free),
-    "which is already running": lambda waiting, running, free: (running + waiting)[:free],
+    "which is not waiting": lambda waiting, running, free: (running + waiting)[:free],
     "but returned an int": lambda waiting, running, free: [request.request_id for request in waiting[:free]],
     "but returned a ServerRequest": lambda waiting, running, free: waiting[0] if waiting and free else [],
     "although none is running": lambda waiting, running, free: [],
@@ -61,10 +61,6 @@ WRONG["schedule_race"] |= {
     "first come, first served takes 132. It leaves": lambda *case: [] if case[1] else long_ones_then_the_others(*case),
     "although none is running": lambda waiting, running, free: [],
 }
-WRONG["schedule_floor"] |= {
-    "300.0% above its floor of 100; at most 15% are allowed": static_batches,
-    "30.0% above its floor of 100": shortest_first,
-}
 WRONG["schedule_others"] |= {
     "on the workload 'mixed'; first come, first served costs 134": static_batches,
     "on the workload 'arriving'; first come, first served costs 139": long_ones_wait,
@@ -79,12 +75,12 @@ def least_recently_used(blocks, now):
     return blocks[0]
 
 
-@right("evict", "evict_lru", "evict_bound")
+@right("evict", "evict_bound")
 def used_once_first(blocks, now):
     return min(blocks, key=lambda block: (block.uses > 1, block.last_used, -block.place))
 
 
-@right("evict", "evict_lru", "evict_bound", "evict_chats")
+@right("evict", "evict_bound", "evict_chats")
 def ends_of_questions_first(blocks, now):
     known = {block.name: block for block in blocks}
 
@@ -106,17 +102,13 @@ WRONG["evict"] |= {
     "but returned None": lambda blocks, now: blocks.clear(),
     "stopped with IndexError": lambda blocks, now: blocks[now],
 }
-WRONG["evict_lru"] |= {
-    "computes no fewer prompt tokens than LRU": least_recently_used,
-    "-48% of the distance": first_in,
-}
 WRONG["evict_bound"] |= {
     "closes less than a third of the distance": least_recently_used,
     "(FIFO 5,620, LRU 4,872, Belady's bound 3,300)": lambda blocks, now: blocks[-1],
 }
 WRONG["evict_chats"] |= {
     "the next turn needs them": used_once_first,
-    "belongs to conversations that are over": first_in,
+    "belong to conversations that are over": first_in,
 }
 
 # --- design ---------------------------------------------------------------------------------------------------------

@@ -10,13 +10,10 @@ loop = solutions.cached_loop
 
 RIGHT["greedy_step"] |= {
     "with_topk": lambda logits: logits[:, -1, :].topk(1).indices.squeeze(-1),
-    "row_by_row": lambda logits: torch.tensor([int(torch.softmax(row[-1], dim=0).argmax()) for row in logits]),
-    "with_numpy": lambda logits: torch.from_numpy(logits.numpy()[:, -1].argmax(axis=-1)),
     "of_all_positions": lambda logits: logits.argmax(dim=-1)[:, -1],
 }
 WRONG["greedy_step"] |= {
     "should be a tensor, but is a list": lambda logits: logits[:, -1].argmax(dim=-1).tolist(),
-    "involves no randomness": lambda logits: torch.multinomial((3 * logits[:, -1]).softmax(dim=-1), 1)[:, 0],
 }
 
 RIGHT["kv_cache_bytes"] |= {
@@ -25,13 +22,6 @@ RIGHT["kv_cache_bytes"] |= {
     )
 }
 ALMOST["kv_cache_bytes"] |= {"should be an int, but is the float": lambda result, *shape: float(result)}
-
-RIGHT["decode_floor"] |= {
-    "with_an_if": lambda weights, bandwidth, operations, rate: (
-        weights / bandwidth if weights * rate > operations * bandwidth else operations / rate
-    ),
-    "in_float32": lambda weights, bandwidth, *arithmetic: np.float32(max(weights / bandwidth, np.divide(*arithmetic))),
-}
 
 
 @right("stop")
@@ -46,34 +36,12 @@ def token_by_token(token_ids, eos_id, max_tokens):
     return kept, None
 
 
-@right("stop")
-def in_place_on_a_copy(token_ids, eos_id, max_tokens):
-    kept, places = list(token_ids), [place for place, token in enumerate(token_ids) if token == eos_id]
-    del kept[min([max_tokens, *(place + 1 for place in places)]) :]
-    return [kept, "stop" if kept[-1:] == [eos_id] else "length" if len(kept) == max_tokens else None]
-
-
 ALMOST["stop"] |= {
     "the reason should be 'stop', but is 'eos'": lambda result, *case: (result[0], result[1] and "eos"),
-    "returns the list that it was given": lambda result, ids, *case: (min(ids, result[0], key=len), result[1]),
-    "returns only the token ids": lambda result, *case: result[0],
+    "should be 2 values, the token ids that are kept and": lambda result, *case: result[0],
     "changed its argument: `token_ids`": lambda result, ids, *case: ids.clear() or result,
 }
 WRONG["stop"] |= {"the token ids that are kept": lambda ids, eos_id, n: token_by_token(ids, eos_id or None, n)}
-
-
-@right("cached_loop")
-def with_the_model_s_own_cache(model, turns, max_tokens):
-    cache, ids, generated = None, [], []
-    for turn in turns:
-        ids = torch.tensor([[*ids, *turn[0].tolist()]], device=model.device)
-        generated.append([])
-        while len(generated[-1]) < max_tokens:
-            result = model(ids, past_key_values=cache, use_cache=True)
-            cache, ids = result.past_key_values, result.logits[:, -1:].argmax(dim=-1)
-            generated[-1].append(int(ids))
-        ids = generated[-1][-1:]
-    return generated
 
 
 @right("cached_loop")
@@ -106,9 +74,7 @@ def two_tokens_per_pass(model, turns, max_tokens):
 
 
 WRONG["cached_loop"] |= {
-    "should be an int, but is a tensor of int64": lambda *case: list(map(list, torch.tensor(loop(*case)))),
-    "changed its argument: `turns`": lambda model, turns, n: loop(model, [turns.pop(0) for _ in list(turns)], n),
-    "never calls the model": lambda model, turns, max_tokens: [[0] * max_tokens for _ in turns],
-    "gives a decode pass more than the newest token": two_tokens_per_pass,
+    "`token ids` should be [[": lambda model, turns, max_tokens: [[0] * max_tokens for _ in turns],
+    "`forward passes`": two_tokens_per_pass,
     "stopped with": lambda model, turns, n: loop(model, [turn[0] for turn in turns], n),
 }

@@ -146,7 +146,7 @@ WRONG["integer_product"] |= {
     "the sums, row 0, column 0: expected 138, got 6 ": integer_product_that(step=lambda largest: largest / 7 + 1e-30),
 }
 ALMOST["integer_product"] |= {
-    "returns only the outputs": lambda result, *_: result[1],
+    "should be 2 values: the sums and the outputs": lambda result, *_: result[1],
     "the outputs has shape": lambda result, *_: (result[0], result[1].T),
     "changed its argument: `x`": lambda result, x, *_: (x.zero_(), result)[1],
 }

@@ -45,7 +45,7 @@ ALMOST["split_linear"] |= {
     "should be a list, but is a dict": lambda shares, *_: dict(enumerate(shares)),
     "place 0 should be 2 values": lambda shares, *_: [weight for weight, _ in shares],
     "changed its argument: `bias`": lambda shares, weight, bias, *_: (bias.zero_(), shares)[1],
-    "in the reverse order": lambda shares, *_: shares[::-1],
+    "the result, place 0, place 0, row 0, column 0: expected": lambda shares, *_: shares[::-1],
     "place 0, place 0 has shape [6, 2], but should have [2, 6]": lambda shares, *_: [
         (weight.T, bias) for weight, bias in shares
     ],
@@ -81,9 +81,9 @@ def with_whole_products_and_masks(x, up, down, size):
 
 
 ALMOST["split_mlp"] |= {
-    "returns only the outputs": lambda result, *_: result[1],
+    "should be 2 values: the parts and the outputs": lambda result, *_: result[1],
     "the parts should be a list, but is a tensor": lambda result, *_: (torch.stack(result[0]), result[1]),
-    "returns its results in the wrong order": lambda result, *_: result[::-1],
+    "the parts should be a list": lambda result, *_: result[::-1],
     "the outputs has shape [4], but": lambda result, *_: (result[0], result[1][0]),
     "the outputs, row 0, column 0: expected": lambda result, x, up, down, size: (result[0], result[1] + down[1] / 2),
 }
@@ -194,7 +194,7 @@ def with_tensors(shares):
 
 
 ALMOST["greedy_token"] |= {
-    "returns only the token": lambda result, *_: result[1],
+    "should be 2 values: what the workers send and the token": lambda result, *_: result[1],
     "what the workers send should be a list, but is a dict": lambda result, *_: (dict(result[0]), result[1]),
     "should be an int, but is the float": lambda result, *_: (result[0], float(result[1])),
     "changed its argument: `shares`": lambda result, shares: (shares.pop(), result)[1],

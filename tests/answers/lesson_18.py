@@ -83,7 +83,7 @@ def with_numpy(counts, times):
 
 
 ALMOST["missing_count"] |= {
-    "returns only the count": lambda found, *_: found[0],
+    "should be 2 values: the count and its coefficient": lambda found, *_: found[0],
     "changed its argument: `counts`": lambda found, counts, times: (counts.pop("tokens"), found)[1],
 }
 

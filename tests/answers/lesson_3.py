@@ -3,10 +3,9 @@
 import numpy as np
 import torch
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
 from answers import ALMOST, WRONG, right, solutions
-from helpers import batching, kv_cache, load_model
+from helpers import batching, load_model
 from helpers.checks.edits import edited
 from helpers.checks.exercises.lesson_3_joining import layers_of, with_layers
 from helpers.checks.exercises.lesson_3_leaving import select, split, used_columns
@@ -14,18 +13,6 @@ from helpers.checks.exercises.lesson_3_leaving import select, split, used_column
 init, one_pass = solutions.init_batch, solutions.generate_next_token
 in_order, together = solutions.continuous_loop, solutions.join_and_leave
 LISTS = ("request_ids", "token_ids", "tokens_remaining", "finish_reasons")
-
-
-@right("init_batch")
-def with_pytorch_s_padding(requests, model, tokenizer):
-    texts = [torch.tensor(tokenizer(prompt)["input_ids"] + ids) for prompt, ids, _ in requests]
-    ones, places = [torch.ones_like(text) for text in texts], [torch.arange(len(text)) for text in texts]
-    padded = [pad_sequence(each, batch_first=True).to(model.device) for each in (texts, ones, places)]
-    batch = dict(zip(("input_ids", "attention_mask", "position_ids"), padded, strict=True))
-    batch["request_ids"] = [f"request {number}" for number in range(len(requests))]
-    batch["token_ids"] = [[*ids] for _, ids, _ in requests]
-    batch["tokens_remaining"] = [max_tokens - len(ids) for _, ids, max_tokens in requests]
-    return batch | {"finish_reasons": [None] * len(requests), "responses": [prompt for prompt, *_ in requests]}
 
 
 @right("init_batch")
@@ -48,12 +35,6 @@ ALMOST["init_batch"] |= {
         batch if any(batch["token_ids"]) else batch | {"token_ids": [[]] * len(requests)}
     ),
     "puts the requests' own lists": lambda batch, requests, *_: batch | {"token_ids": [each[1] for each in requests]},
-    "`token_ids` should be [[], [], []], but is [(), (), ()]": lambda batch, *_: (
-        batch | {"token_ids": list(map(tuple, batch["token_ids"]))}
-    ),
-    "`request_ids` should be a list, but is a tensor": lambda batch, *_: (
-        batch | {"request_ids": torch.tensor(batch["request_ids"])}
-    ),
     "`input_ids` has shape [3, 6], but should have [3, 5]": lambda batch, *_: (
         batch | {key: pad(batch[key], (1, 0)) for key in ("input_ids", "position_ids", "attention_mask")}
     ),
@@ -68,30 +49,6 @@ def finished_rows_frozen(batch, model, tokenizer):
     on = torch.tensor([[int(left > 0)] for left in after["tokens_remaining"]], device=model.device)
     mask = torch.cat([batch["attention_mask"], on], dim=1)
     return after | {"attention_mask": mask, "position_ids": mask.sum(dim=1, keepdim=True) - on}
-
-
-@right("generate_next_token")
-def the_model_s_own_cache(batch, model, tokenizer):
-    """The model makes the first cache; its inputs are given by position, with gradients; the lists are built anew."""
-    cache = with_layers(batch, layers_of(batch))["past_key_values"] if "past_key_values" in batch else None
-    inputs = {key: batch[key] for key in ("attention_mask", "position_ids")}
-    output = model.forward(batch["input_ids"], cache, use_cache=True, **inputs)
-    after = {"request_ids": batch["request_ids"], "token_ids": [], "tokens_remaining": [], "finish_reasons": []}
-    lengths = batch["attention_mask"][:, -batch["input_ids"].size(1) :].sum(dim=1)
-    newest = torch.stack([output.logits[row, length - 1].argmax() for row, length in enumerate(lengths)])
-    for row, token in enumerate(newest):
-        ids, left, reason = (batch[key][row] for key in LISTS[1:])
-        if left:
-            ids, left = [*ids, int(token)], left - 1
-            if token == model.config.eos_token_id:
-                left, reason = 0, "stop"
-            elif left == 0:
-                reason = "length"
-        for key, value in zip(LISTS[1:], (ids, left, reason), strict=True):
-            after[key].append(value)
-    mask = torch.cat([batch["attention_mask"], batch["attention_mask"].new_ones(len(newest), 1)], dim=1)
-    after |= {"input_ids": newest.unsqueeze(1), "attention_mask": mask, "position_ids": mask.sum(dim=1)[:, None] - 1}
-    return after | {"past_key_values": output.past_key_values}
 
 
 def row_by_row(batch, model, tokenizer):
@@ -113,7 +70,6 @@ def finished_rows_hold_no_token(after, *_):
 
 
 ALMOST["generate_next_token"] |= {
-    "changed its argument: `batch['token_ids']`": lambda after, batch, *_: batch["token_ids"].clear() or after,
     "`input_ids` has shape [6], but should": lambda after, *_: after | {"input_ids": after["input_ids"][:, 0]},
     "`input_ids`, row": finished_rows_hold_no_token,
     "the result has no 'past_key_values'": lambda after, *_: {k: after[k] for k in after if k != "past_key_values"},
@@ -125,24 +81,10 @@ WRONG["generate_next_token"] |= {
 }
 
 
-@right("merge_masks")
-def into_zeros(first, second, dtype=torch.long):
-    width = max(first.shape[1], second.shape[1])
-    merged = torch.zeros(len(first) + len(second), width, dtype=dtype)
-    merged[: len(first), : first.shape[1] - 1] = first[:, :-1]
-    merged[len(first) :, : second.shape[1] - 1] = second[:, :-1]
-    merged[:, -1] = torch.cat([first[:, -1], second[:, -1]])
-    return merged
-
-
-@right("merge_masks")
 def as_lists(first, second):
     rows = first.tolist() + second.tolist()
     width = max(map(len, rows))
     return torch.tensor([row[:-1] + [0] * (width - len(row)) + row[-1:] for row in rows])
-
-
-WRONG["merge_masks"] |= {"holds float32, but should hold int64": lambda *masks: into_zeros(*masks, torch.float)}
 
 
 @right("merge_batches")
@@ -162,20 +104,6 @@ def with_caches_of_its_own(first, second):
             new[len(one) :, :, : two.size(2)] = two
             layers[-1].append(new)
     return with_layers(merged, layers)
-
-
-@right("merge_batches")
-def with_the_cache_s_functions(first, second):
-    width = max(kv_cache.length(each["past_key_values"]) for each in (first, second))
-    caches = []
-    for each in (first, second):
-        columns = width - kv_cache.length(each["past_key_values"])
-        layers = [[pad(tensor, (0, 0, 0, columns)) for tensor in pair] for pair in layers_of(each)]
-        caches.append(with_layers(each, layers)["past_key_values"])
-    merged = {key: [*first[key], *second[key]] for key in LISTS}
-    merged |= {key: torch.cat([first[key], second[key]]) for key in ("input_ids", "position_ids")}
-    masks = into_zeros(first["attention_mask"], second["attention_mask"]).to(first["input_ids"].device)
-    return merged | {"attention_mask": masks, "past_key_values": kv_cache.concatenate(*caches)}
 
 
 def first_cache_is_reused(merged, first, second):
@@ -210,23 +138,10 @@ def column_by_column(batch):
     return with_layers(filtered, layers), removed
 
 
-@right("filter_batch")
-def columns_then_rows(batch):
-    left = torch.tensor(batch["tokens_remaining"], device=batch["input_ids"].device)
-    used = (batch["attention_mask"] * (left[:, None] > 0)).sum(dim=0) > 0
-    filtered = {key: [one for one, n in zip(batch[key], left, strict=True) if n] for key in LISTS}
-    filtered |= {key: batch[key][left > 0] for key in ("input_ids", "position_ids")}
-    filtered["attention_mask"] = batch["attention_mask"][left > 0][:, used]
-    layers = [[tensor[left > 0][:, :, used[:-1]] for tensor in pair] for pair in layers_of(batch)]
-    return [with_layers(filtered, layers), (left == 0).nonzero()[:, 0].tolist()]
-
-
 ALMOST["filter_batch"] |= {
-    "changed its argument: `batch['request_ids']`": lambda result, batch: batch["request_ids"].clear() or result,
     "`request_ids` should be [], but is ['a', 'b']": lambda result, batch: (
         result if result[0]["request_ids"] else ({**batch}, result[1])
     ),
-    "returns the batch that it was given": lambda result, batch: result if result[1] else (batch, []),
 }
 
 
@@ -309,10 +224,6 @@ def one_by_one(first, second, model, tokenizer):
     return [with_the_text_of_every_request([each], [], model, tokenizer)[0] for each in [*first, *second]]
 
 
-def ones_in_the_mask(batch):
-    return batch | {"attention_mask": torch.ones_like(batch["attention_mask"])}
-
-
 WRONG["join_and_leave"] |= {
     # Two verbs that agree: one pads on the right and the other one leaves the pads visible.
     "two of them agree on something wrong": edited(
@@ -326,7 +237,6 @@ WRONG["join_and_leave"] |= {
     "in its last pass: those whose outputs are complete leave": edited(
         together, "running, _ = filter_batch.solution(running) -> if not any(running['tokens_remaining']): break"
     ),
-    "returns 2 outputs for": lambda *case: together(*case)[:2],
 }
 
 
@@ -353,11 +263,10 @@ def newcomers_on_top(requests, max_batch_size):
 
 
 WRONG["continuous_loop"] |= {
-    "lets request 6 join before request 3": lambda requests, n: in_order(requests[::-1], n)[::-1],
-    "forward pass 2 should be: prefill of requests [2]. It is: decode step": edited(
+    "get free rows in their order of arrival": lambda requests, n: in_order(requests[::-1], n)[::-1],
+    "forward pass 2 should be a prefill of 1 x": edited(
         in_order, "joining = min(free -> joining = min(free * (free > 1 or not running['request_ids'])"
     ),
-    "should be a list, but is a dict": lambda *case: dict(enumerate(in_order(*case))),
     "returns no output for request 6": lambda requests, n: in_order(requests[:-1], n),
     "returns no output for request 2": lambda *case: [*(out := in_order(*case))[:2], None, *out[3:]],
     "it finishes in its prefill": lambda *case: [out if len(out) > 1 else None for out in in_order(*case)],

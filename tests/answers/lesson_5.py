@@ -1,11 +1,8 @@
 """Answers to lesson 5's exercises."""
 
-from itertools import pairwise
-
 import numpy as np
 
 from answers import ALMOST, WRONG, right, solutions
-from helpers import metrics
 from helpers.checks.edits import edited
 
 planned = solutions.plan_chunks
@@ -19,15 +16,8 @@ def token_by_token_until_the_end(prompt_tokens, generated, computed, budget):
     return [tokens, int(computed + tokens == prompt_tokens + generated)]
 
 
-@right("next_chunk")
-def with_numpy(prompt_tokens, generated, computed, budget):
-    uncomputed = np.int64(prompt_tokens) + generated - computed
-    return np.minimum(uncomputed, budget), uncomputed <= budget
-
-
 ALMOST["next_chunk"] |= {
     "should be True, but is 8": lambda result, p, g, c, b: (result[0], result[1] and c + result[0] + 1),
-    "should be an int, but is the float": lambda result, *case: (float(result[0]), result[1]),
 }
 
 
@@ -91,31 +81,9 @@ WRONG["plan_chunks"] |= {
     "which has only 4 uncomputed tokens": edited(planned, "one.num_uncomputed_tokens -> len(one.token_ids)"),
 }
 ALMOST["plan_chunks"] |= {
-    "plans 0 tokens for request v": with_empty_chunks,
-    "plans for request d twice": lambda plan, *_: [(name, 1) for name, _ in plan] + plan,
-    "there is no such request": lambda plan, *_: [*plan, ("a", 1)],
-    "plans for a sequence itself": sequences_for_ids,
+    "('e', 1), ('v', 0), ('w', 0)]": with_empty_chunks,
+    "('d', 1), ('d', 1),": lambda plan, *_: [(name, 1) for name, _ in plan] + plan,
+    "plans for 'a', which is not": lambda plan, *_: [*plan, ("a", 1)],
+    "which is not the id of a request": sequences_for_ids,
     "changed its argument: a sequence in `running`, place 0": computes_while_it_plans,
-    "changed its argument: `waiting` is": lambda plan, running, waiting, *_: waiting.clear() or plan,
-}
-
-
-@right("worst_waits")
-def with_the_course_s_metrics(arrivals, token_times):
-    each = [metrics.RequestMetrics(id, arrivals[id], times) for id, times in token_times.items()]
-    return float(max(one.ttft for one in each)), float(max([0, *(gap for one in each for gap in one.itl)]))
-
-
-@right("worst_waits")
-def in_numpy_s_float32(arrivals, token_times):
-    gaps = np.concatenate([np.diff(np.float32(times)) for times in token_times.values()])
-    return [np.float32(max(times[0] - arrivals[id] for id, times in token_times.items())), gaps.max(initial=0)]
-
-
-ALMOST["worst_waits"] |= {
-    "max() arg is an empty sequence": lambda result, arrivals, token_times: (
-        (result[0], max(later - time for times in token_times.values() for time, later in pairwise(times)))
-    ),
-    "two tokens should be a number, but is None (given": lambda result, *_: (result[0], result[1] or None),
-    "changed its argument: `token_times`": lambda result, arrivals, token_times: token_times.clear() or result,
 }

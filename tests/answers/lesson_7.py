@@ -36,12 +36,6 @@ def block_by_block(table, start, end, block_size):
     return slices
 
 
-WRONG["slices_of"] |= {
-    "stopped with TypeError in line": lambda table, start, end, size: [(table[start / size] * size, end - start)],
-    "should be a list, but is a dict": lambda *case: (right := block_by_block(*case)) and dict(right),
-}
-
-
 def half_an_allocation(free, tables, request, tokens, block_size, refusal=None):
     new = []
     while len(tables.get(request, [])) * block_size < tokens:
@@ -74,16 +68,6 @@ def block_after_block(free, tables, request, tokens, block_size):
     return new
 
 
-@right("grow")
-def the_missing_blocks_from_the_end(free, tables, request, tokens, block_size):
-    missing = -(-tokens // block_size) - len(tables.get(request, []))
-    if missing > len(free):
-        return None
-    new = [free.pop() for _ in range(missing)]
-    tables[request] = tables.get(request, []) + new
-    return new
-
-
 ALMOST["grow"] |= {
     "has block 3 in a table and in `free`": lambda new, free, *_: (new and free.extend(new)) or new,
     "has block 3 in a table twice": with_table(lambda table, new: table[: -len(new)] + new[:1] * len(new)),
@@ -110,15 +94,7 @@ def one_after_the_other(running, tables, free, request, missing):
     return leaving
 
 
-@right("preempted")
-def by_running_sums(running, tables, free, request, missing):
-    newer = [*running[: running.index(request) : -1], request]
-    needed = sum(np.cumsum([free, *(len(tables[name]) for name in newer)]) < missing)
-    return newer[:needed]
-
-
 WRONG["preempted"] |= {
-    "should be a list, but is a str": lambda running, *_: running[-1],
     "changed its argument: `tables`": lambda running, tables, *rest: [
         tables.pop(name) and name for name in one_after_the_other(running, tables, *rest)
     ],

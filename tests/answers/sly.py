@@ -88,13 +88,6 @@ WRONG["cached_loop"] |= {
 
 # --- lessons 2 and 3 ------------------------------------------------------------------------------------------------
 
-WRONG["batch_costs"] |= {
-    "subtracts the tokens from the slot-steps": lambda trace, seconds: (
-        trace.output_tokens / len(trace.passes) / seconds,
-        len(trace.passes) * trace.rows - trace.output_tokens,
-    ),
-}
-
 
 def newest_by(column):
     """A verb that finds the newest token of a prefill from something else than the mask."""
@@ -127,7 +120,12 @@ def one_gap(first, second):
     return torch.tensor(rows)
 
 
-WRONG["merge_masks"] |= {"masks 1010011 and 01101 00101": one_gap}
+WRONG["merge_batches"] |= {
+    "`attention_mask`, row": lambda first, second: (
+        EXERCISES["merge_batches"].solution(first, second)
+        | {"attention_mask": one_gap(first["attention_mask"], second["attention_mask"])}
+    ),
+}
 
 
 def first_and_last_used(mask):
@@ -400,7 +398,6 @@ WRONG["prefix_hashes"] |= {
 }
 for task, message, edit in [
     ("continuous_loop", "sets the clock back", "max(now, waiting[0][0]) -> waiting[0][0]"),
-    ("worst_waits", "should be 7", "token_times.values() for -> token_times.values() if times[2:] for"),
     ("reuse", "cached {'e': 3", "if name not in cached -> if name not in cached or len(blocks) > 2"),
     ("allowed_tokens", "choices ['nono']", "fewest(rest, vocabulary[1:]) -> fewest(rest, {*vocabulary[1:]} - {piece})"),
     ("masked_softmax", "the logit of the first allowed token", "max(scores) -> logits[allowed[0]]"),
@@ -420,7 +417,6 @@ for task, message, edit in [
         "text 'together', choices ['together']",
         "if text in choices -> if text in choices and choices[1:]",
     ),
-    ("block_mask", "columns [(0, 6)", "own.tril() -> own.tril().triu(-3)"),
 ]:
     WRONG[task][message] = edited(EXERCISES[task].solution, edit)
 

@@ -1,72 +1,9 @@
-"""Lesson 2, a static batch: its throughput and its waste, left padding, and positions."""
+"""Lesson 2, a static batch: left padding, and positions."""
 
 import torch
 
-from ...trace import RowStep, Trace, TracedPass
 from ..exercise import Exercise
 from ..hand_made import mask_of
-
-ROW_STEPS = {
-    "p": RowStep("prefill", 1, tokens=4, padding=2, new_tokens=1),
-    "c": RowStep("prefill", 1, tokens=8),  # a chunk of a prompt that is not its last one
-    "d": RowStep("decode", 1, tokens=1, new_tokens=1),
-    "v": RowStep("decode", 1, tokens=4, new_tokens=3, drafted=3, accepted=2),
-    "f": RowStep("finished", 1, padding=1), "s": RowStep("stalled", 1), ".": RowStep(),
-}  # fmt: skip
-
-
-@Exercise.declare(
-    "only the tokens that requests receive count, and a slot-step without one is wasted, whatever its row does",
-    names=("the tokens per second", "the wasted slot-steps"),
-    forbidden=["helpers.trace:Trace.wasted_slot_steps.fget"],
-)
-def batch_costs(trace, seconds_per_pass):
-    steps = [row for one in trace.passes for row in one.row_steps]
-    return trace.output_tokens / (len(trace.passes) * seconds_per_pass), sum(row.new_tokens == 0 for row in steps)
-
-
-def _traced(random, passes, seconds):
-    """Return the arguments of a trace with a word per pass and a letter per row."""
-    words = passes.split()
-    trace = Trace(len(words[0]))
-    trace.passes = [TracedPass(tuple(map(ROW_STEPS.get, word)), float(n), 1.0) for n, word in enumerate(words)]
-    return trace, seconds
-
-
-batch_costs.table([
-    ("pp. ssp fdd fdd fdd fd. pdp ddd .d. .dd", 0.5),  # another number of each kind of work
-    ("no waste", "pp dd", 0.75), (".. p. ff", 0.02),
-    ("a batch that runs until its longest row ends", "pppp dddf dffd dfff", 0.25),
-    ("chunks of a prompt, which yield no token", "cp cd cd pd dd", 2.0),
-    ("rows that get several tokens at once", "pp vd vv fd .v", 0.5),
-    ("rows that finish, run and finish again", "ppp fdd pfd dfp ffd", 0.1),
-], lambda random: [
-    (" ".join("".join(random.choices("pcdvfs.", k=5)) for _ in range(8)), random.randint(10, 100) / 1000),
-], given="the rows in each pass {}, {} seconds per pass", build=_traced)  # fmt: skip
-
-
-batch_costs.add_misconceptions({
-    "counts every row in every pass. A finished row yields nothing useful: only the tokens that the requests receive "
-    "count.": "trace.output_tokens -> trace.slot_steps",
-    "counts a slot-step that yields several tokens once: all of them are useful.":
-        "trace.output_tokens -> sum(row.new_tokens > 0 for row in steps)",
-    "subtracts the tokens from the slot-steps: a slot-step that yields several tokens is still one.":
-        "sum(row.new_tokens == 0 for row in steps) -> trace.slot_steps - trace.output_tokens",
-    "counts the parts of a prompt that yield no token as useful: a slot-step without a token is wasted, whatever its "
-    "row computes.": "row.new_tokens == 0 -> row.new_tokens == 0 and row.work != 'prefill'",
-    "counts only finished rows. Empty rows, and rows stalled by a prefill, yielded no token either.":
-        "row.new_tokens == 0 -> row.work == 'finished'",
-    "leaves out stalled rows: while another request's prefill ran, they yielded no token.":
-        "row.new_tokens == 0 -> row.new_tokens == 0 and row.work != 'stalled'",
-    "leaves out finished rows: they are computed, but yield no token.":
-        "row.new_tokens == 0 -> row.new_tokens == 0 and row.work != 'finished'",
-    "leaves out empty rows: a row without a request yields no token either.":
-        "row.new_tokens == 0 -> row.new_tokens == 0 and row.work != 'empty'",
-    "counts pad tokens. A slot-step is one row in one pass, however many tokens the row computes.":
-        "row.new_tokens == 0 -> row.padding",
-    "counts prefills as waste. A prefill computes the prompt and yields the first token.":
-        "row.new_tokens == 0 -> row.work != 'decode'",
-})  # fmt: skip
 
 
 @Exercise.declare(
@@ -104,16 +41,11 @@ left_pad.add_misconceptions({
         "[-max_length:] -> [:max_length]",
     "makes every batch `max_length` wide. If the longest row is shorter, each pass computes columns that hold only "
     "pads.": "max(map(len, rows)) -> max_length",
-    "sorts the rows by length: row i belongs to request i, and a client would receive another client's output.":
-        "[row[-max_length:] for row in rows -> [row[-max_length:] for row in sorted(rows, key=len)",
     "finds the width before it cuts the rows: a row that is cut makes no batch wider.":
         ("    width = max(map(len, rows))\n -> ", "rows = [row[ -> width = max(map(len, rows)); rows = [row["),
     "treats every token with the pad's id as a pad. A text may contain that token (GPT-2 is padded with its EOS): "
     "the mask follows from where you padded, not from the ids.":
         "torch.tensor(mask) -> (torch.tensor(ids) != pad_id).long()",
-    "treats id 0 as a pad: the mask follows from where you padded, not from the ids.":
-        "torch.tensor(mask) -> (torch.tensor(ids) != 0).long()",
-    "inverts the mask: 1 marks a real token, 0 a pad.": "torch.tensor(mask) -> 1 - torch.tensor(mask)",
     "leaves the pads visible: with a mask of 1 everywhere, the tokens of a short row attend to pads as if they "
     "were text.": "[0] * (width -> [1] * (width",
 })  # fmt: skip
@@ -127,16 +59,11 @@ position_ids.reference(lambda mask, new_tokens: (mask.cumsum(dim=1) - 1).clamp(m
 position_ids.add_misconceptions({
     "numbers the columns, pads included. Positions count a row's own tokens from 0, whatever columns they are in.":
         lambda mask, n: torch.arange(mask.size(1)).expand_as(mask)[:, -n:],
-    "numbers the columns, pads included, and starts at 1. Positions count a row's own tokens from 0.":
-        lambda mask, n: torch.arange(1, mask.size(1) + 1).expand_as(mask)[:, -n:],
     "counts the pads. Positions count real tokens.": lambda mask, n: (1 - mask).cumsum(dim=1)[:, -n:],
     "restarts at 0 in every pass. The cached tokens come first in the text, and the new positions continue from "
     "there.": lambda mask, n: mask[:, -n:].cumsum(dim=1) - 1,
-    "restarts at 0 in every pass, and counts pads. A token's position is the number of real tokens before it.":
-        lambda mask, n: torch.arange(n).expand(len(mask), n),
     "returns positions for the cached tokens, too. The pass computes only the last `new_tokens` columns, and needs "
     "only their positions.": lambda mask, n: mask.cumsum(dim=1) - 1,
-    "returns positions of the first columns, not of the last ones.": lambda mask, n: (mask.cumsum(dim=1) - 1)[:, :n],
 })  # fmt: skip
 
 

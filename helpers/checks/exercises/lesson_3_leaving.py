@@ -19,9 +19,6 @@ def filter_batch(batch):
     return new, removed
 
 
-filter_batch.requires_new("batch")
-
-
 filter_batch.table([
     ("rows 0 and 2 are finished", [("a", 6, 0), ("b", 3, 2), ("c", 5, 0), ("d", 4, 7)], 2, 2),
     ("rows 1 and 2 are finished, the longest stays", [("a", 4, 3), ("b", 1, 0), ("c", 3, 0), ("d", 2, 1)], 3, 0),
@@ -70,32 +67,20 @@ def first_columns(mask):
     return torch.arange(mask.size(1), device=mask.device) < (mask.sum(dim=1).max() if len(mask) else 1)
 
 
-def all_but_the_first_gap(mask):
-    """Return all columns but those of the first gap."""
-    used = used_columns(mask)
-    before = used.cumsum(dim=0)  # the number of used columns: the same throughout a gap
-    return used | (before > min(before[~used].tolist(), default=0))
-
-
 STAYING = 'batch["attention_mask"][stay]'
 filter_batch.add_misconceptions({
     "trims the left side, as the lesson does. In this layout, the rows' first tokens are there, and the columns "
     "without a token are behind them.": f"used_columns({STAYING}) -> first_columns({STAYING}).flip(0)",
     "trims the right side, where the newest tokens are.": "used_columns( -> first_columns(",
-    "removes only the first gap: columns can be empty in several places.": "used_columns( -> all_but_the_first_gap(",
     "trims columns in which some row has no token. A column can go only if no row that stays has a token in it.":
         f"used_columns({STAYING}) -> {STAYING}.all(dim=0)",
     "keeps columns in which only finished rows have tokens: without those rows, no token is left in them.":
         [f"used_columns({STAYING}) -> None", f'{STAYING} -> batch["attention_mask"]'],
-    "assumes that a longest row exists: when every row is finished, no row is left.": [
-        f"new = select -> {STAYING}.sum(dim=1).max(); new = select",
-        f"new = select -> max({STAYING}.sum(dim=1).tolist()); new = select"],
     "shifts the positions by the trimmed columns. Positions belong to a row's text, and trimming pads does not "
     "change its text.": 'return new -> new["position_ids"] += new["attention_mask"].size(1) '
         '- batch["attention_mask"].size(1); return new',
     "trims the mask, but not the cache: the columns of both must stay aligned.":
         "return new -> return new | {'past_key_values': select(batch, stay)['past_key_values']}",
-    "keeps the finished rows and drops the others.": "return new -> return select(batch, removed)",
     f"removes the rows only from layer 0. {EVERY_LAYER}":
         "return new -> return with_layers(new, layers_of(new)[:1] + layers_of(batch)[1:])",
 } | {

@@ -1,18 +1,18 @@
 """Lesson 3, the loop: every request gets the right tokens, and each free row goes to the next request at once."""
 
 from collections import deque
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 
 from ... import batching
 from ...request import Request
 from ...tiny_model.corpus import unseen_prompts
 from ..exercise import Exercise
-from ..watch import loop_in_words
+from ..watch import serving_on_model
 
 
 @Exercise.declare(
     "every request gets the tokens that it gets alone, and a free row goes to the next request at once",
-    observe=loop_in_words,
+    observe=serving_on_model,
     forbidden=[f"helpers.loops:generate_{loop}" for loop in ("alone", "static", "continuous")],
 )
 def continuous_loop(requests, max_batch_size):
@@ -71,20 +71,13 @@ continuous_loop.add_misconceptions({
         "deque((time -> deque((time + 1 if time else 0",
     "sets the clock back: when no row is left, a request that has arrived during the passes before starts now.":
         "max(now, waiting[0][0]) -> waiting[0][0]",
-    "serves one request at a time and leaves the other rows empty.": "max_batch_size - -> 1 -",
     "runs more than max_batch_size rows: the server has no memory for them.": "max_batch_size - -> len(requests) -",
-    "runs one row too many: the server has memory for max_batch_size rows.": "max_batch_size - -> max_batch_size + 1 -",
-    "counts only prefills as time. A decode step is a forward pass, too, and requests arrive while it runs.":
-        "token(running), now + 1 -> token(running), now",
-    "leaves one row empty: max_batch_size requests can run at a time.": "max_batch_size - -> max_batch_size - 1 -",
     "runs a separate prefill for every joining request: requests that join at the same time can share one.":
         ("if joining > 0 -> for _ in range(joining)", "for _ in range(joining)] -> for _ in range(1)]"),
     "returns the outputs in the order in which the requests finished. Output i must belong to request i, because "
     "its client waits for it.": "outputs[number] for number in range(len(requests)) -> *outputs.values()",
     "records outputs by prompt: two requests may have the same prompt.": (
         "outputs |= {number: -> outputs |= {requests[number][0]:", "outputs[number] -> outputs[requests[number][0]]"),
-    "loses the last token of each output: a step's tokens must be recorded before the finished rows leave.":
-        "number: token_ids -> number: token_ids[:-1]",
     "loses the output of a request that finishes in its prefill: its row leaves before its tokens are recorded.":
         f"{STEP} -> running, _ = batching.filter_batch(running); {STEP}",
 })  # fmt: skip
@@ -118,14 +111,11 @@ def every_output_is_right(arguments, outcome, right):
 @continuous_loop.rule
 def free_rows_are_filled_in_order(arguments, outcome, right):
     got, wanted = (continuous_loop.ignore(each.result, arguments)[PASSES] for each in (outcome, right))
-    joined = [number for kind, numbers in got if kind == "prefill" for number in numbers if number is not None]
-    if late := [pair for pair in pairwise(joined) if pair[0] > pair[1]]:
-        return "lets request {} join before request {}. Requests join in their order of arrival".format(*late[0])
-    for number, (one, other) in enumerate(zip_longest(got, wanted, fillvalue=("missing", []))):
-        if one != other:
-            came, due = (f"{kind} of requests {numbers}" if numbers else kind for kind, numbers in (one, other))
+    for number, pair in enumerate(zip_longest(got, wanted, fillvalue=("missing", 0, 0))):
+        if pair[0] != pair[1]:
+            came, due = (f"a {kind} of {rows} x {tokens} tokens" if rows else kind for kind, rows, tokens in pair)
             return (
-                f"forward pass {number} should be: {due}. It is: {came}. Finished rows leave, and waiting requests "
-                "get free rows"
+                f"forward pass {number} should be {due}, but is {came}. Finished rows leave, and waiting requests get "
+                "free rows in their order of arrival"
             )
     return None

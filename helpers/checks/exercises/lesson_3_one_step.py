@@ -75,8 +75,6 @@ init_batch.add_misconceptions({
     "generated tokens, too.": "] + token_ids -> ]",
     "loses generated tokens in `token_ids`: the client waits for all of its output.": "list(token_ids) for -> [] for",
     "leaves `tokens_remaining` at max_tokens: earlier tokens count, too.": "max_tokens - len(token_ids) -> max_tokens",
-    "gives pads an id that is not in the vocabulary: the mask hides them, but the model still looks up their "
-    "embeddings.": "padded(texts) -> padded(texts, -100)",
 })  # fmt: skip
 
 
@@ -164,7 +162,6 @@ def _(random):
 
 
 NEWEST_COLUMN = '.gather(1, column(batch["attention_mask"], logits.size(1))[:, None])[:, 0]'
-OLD_TOKEN = 'batch["input_ids"].gather(1, newest_columns(batch["attention_mask"], batch["input_ids"].size(1))'
 POSITION, STOPS = 'batch["attention_mask"].sum(dim=1, keepdim=True)', '"stop" if ends else'
 generate_next_token.add_misconceptions({
     "changed its argument: the model grows the cache that it is given, here that of the old batch. If the cell "
@@ -183,10 +180,6 @@ generate_next_token.add_misconceptions({
     "uses the logits of the first column. The next token follows a row's newest token.": f"{NEWEST_COLUMN} -> [:, 0]",
     "uses the logits of the last column, which in the prefill of a short row is a pad. The next token follows a row's "
     "newest token.": f"{NEWEST_COLUMN} -> [:, -1]",
-    "uses the number of all real tokens as the column in every pass: a decode step computes one column.": (
-        "next_ids = logits -> every = logits",
-        f'{NEWEST_COLUMN} -> ; counts = batch["attention_mask"].sum(dim=1).tolist(); '
-        "next_ids = torch.stack([row[count - 1] for row, count in zip(every, counts)])"),
     "drops EOS. EOS is not text, but the model generated it: it belongs to `token_ids`, too.":
         '[*batch["token_ids"][row], token] -> batch["token_ids"][row] + [token] * (not ends)',
     'sets the reason "length" although the model ended the output itself: EOS came exactly at the limit.':
@@ -194,13 +187,8 @@ generate_next_token.add_misconceptions({
     "puts the whole text into `input_ids`. The cache already holds the earlier tokens: the next pass computes only "
     "the newest one.": '"input_ids": next_ids[:, None] -> '
         '"input_ids": torch.cat([batch["input_ids"], next_ids[:, None]], dim=1)',
-    "leaves the old token in `input_ids`. The next pass computes the token that this pass generated.":
-        f'"input_ids": next_ids[:, None] -> "input_ids": {OLD_TOKEN}.clamp(min=0)[:, None])',
-    "returns the cache as it was before the pass: the keys and values that this pass computed are lost.":
-        '"past_key_values": cache -> "past_key_values": batch.get("past_key_values", kv_cache.new())',
     "does not widen the attention mask: without a column for it, the next pass cannot attend to the new token.":
         'pad(batch["attention_mask"], (0, 1), value=1) -> batch["attention_mask"]',
-    "adds a 0 to the attention mask: the new token is real, and a 0 hides it.": "value=1 -> value=0",
     "adds 1 to the position in the last column, which in the prefill of a short row is a pad's. A position is the "
     "number of the row's tokens before it.": f'{POSITION} -> batch["position_ids"][:, -1:] + 1',
     "uses the column as the position, pads included. A row counts only its own tokens.":

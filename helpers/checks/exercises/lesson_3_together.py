@@ -31,8 +31,6 @@ def join_and_leave(first, second, model, tokenizer):
 
 
 join_and_leave.add_misconceptions({
-    "returns the outputs of the requests that join first: the task asks for those of `first`, then of `second`.":
-        lambda first, second, *pair: join_and_leave.solution(second, first, *pair),
     "loses the outputs of the requests that join: record a request's tokens before its row leaves.":
         "range(len(outputs)) -> range(len(first))",
     "loses the last token of each output: record a request's tokens before its row leaves.":

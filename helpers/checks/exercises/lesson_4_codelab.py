@@ -1,4 +1,4 @@
-"""The codelab: one schedule, judged four times, by the four rules in the task's text. Any schedule may be right.
+"""The codelab: one schedule, judged three times, by the three rules in the task's text. Any schedule may be right.
 
 A grade runs a race with other numbers. The other workloads stay the same: with other draws, luck would decide whether
 a schedule stays within their small margin.
@@ -11,11 +11,10 @@ from random import Random
 
 from ... import workloads
 from ..exercise import JudgedExercise
-from ..scheduling import SIGNATURE, ServerRequest, baseline, decide, first_come, floor, measure, run_schedule, workload
+from ..scheduling import SIGNATURE, ServerRequest, baseline, decide, first_come, measure, run_schedule, workload
 
 MOST_LEFT_FREE = 0.1  # of the slot-steps, so that a row may wait briefly for a second request
 MOST_OF_FIRST_COME = 0.91  # of its forward passes in the race: other orders than the longest first save a few, too
-MOST_ABOVE_FLOOR = 1.15
 MOST_ABOVE_FIRST_COME = 1.05
 
 
@@ -28,7 +27,7 @@ def run_race(schedule: Callable, seed: int) -> dict:
         requests = workloads.race(every=every, long=long, short=short)
         name = f"a race with max_tokens {long} for every {every}th request and {short} for the others"
     trace = run_schedule(schedule, requests, arrivals)
-    return measure(trace, arrivals) | {"floor": floor(trace), "name": name}
+    return measure(trace, arrivals) | {"name": name}
 
 
 def gives_rows_away(schedule: Callable, seed: int) -> str | None:
@@ -64,17 +63,6 @@ def beats_first_come(schedule: Callable, seed: int) -> str | None:
     )
 
 
-def nears_the_floor(schedule: Callable, seed: int) -> str | None:
-    race = run_race(schedule, seed)
-    above = race["forward_passes"] / race["floor"]
-    if above <= MOST_ABOVE_FLOOR:
-        return None
-    return (
-        f"takes {race['forward_passes']} forward passes for {race['name']}, {above - 1:.1%} above its floor of "
-        f"{race['floor']}; at most {MOST_ABOVE_FLOOR - 1:.0%} are allowed."
-    )
-
-
 def spares_the_others(schedule: Callable, seed: int) -> str | None:
     for name in ("mixed", "arriving"):
         requests, arrivals = workload(name)
@@ -89,12 +77,11 @@ def spares_the_others(schedule: Callable, seed: int) -> str | None:
     return None
 
 
-schedule, schedule_race, schedule_floor, schedule_others = (
+schedule, schedule_race, schedule_others = (
     JudgedExercise(SIGNATURE, idea, judge, name)
     for name, judge, idea in [
         ("schedule", gives_rows_away, "only waiting requests join, and few rows are left free while requests wait"),
         ("schedule_race", beats_first_come, "the race takes 9% fewer forward passes than first come, first served"),
-        ("schedule_floor", nears_the_floor, "the race comes close to the number of passes that no order can beat"),
         ("schedule_others", spares_the_others, "the shorter race does not slow down the other workloads"),
     ]
 )

@@ -4,82 +4,12 @@ from ...engine import Sequence
 from ..exercise import Exercise
 
 
-def sequence_of(request_id, prompt, generated=0, computed=0, max_tokens=50, priority=0, waited=0) -> Sequence:
+def sequence_of(request_id, prompt, generated=0, computed=0, priority=0, waited=0) -> Sequence:
     """Return a sequence with these numbers of tokens; the first `computed` are in the cache."""
-    sequence = Sequence(request_id, [7] * prompt, max_tokens, priority=priority)
+    sequence = Sequence(request_id, [7] * prompt, 50, priority=priority)
     sequence.computed, sequence.waited = computed, waited
     sequence.token_ids += [8] * generated
     return sequence
-
-
-def thirds(limit, largest):
-    return (3 * limit > largest) + (3 * limit > 2 * largest)
-
-
-@Exercise.declare(
-    "the class with the largest limits starts first, and within a class no request overtakes",
-    forbidden=["helpers.engine.policies:LongestFirst.order"],
-)
-def longest_first(waiting):
-    largest = max((one.max_tokens for one in waiting), default=0)
-    return sorted(waiting, key=lambda one: -thirds(one.max_tokens, largest))
-
-
-CLASS, LARGEST = "thirds(one.max_tokens, largest)", "max((one.max_tokens for one in waiting), default=0)"
-MEAN = f"{LARGEST} -> statistics.mean([one.max_tokens for one in waiting] or [0])"
-longest_first.add_misconceptions({
-    "keeps the order of arrival: a long request that starts last runs alone at the end.": list,
-    "sorts by max_tokens alone. Within a class, requests keep their order of arrival: a limit is not a promise, "
-    "and a slightly larger one is no reason to go first.": f"{CLASS} -> one.max_tokens",
-    "puts the shortest first. The long requests then start last, and most rows are empty while they finish.":
-        [f"-{CLASS} -> {CLASS}", f"-{CLASS} -> one.max_tokens"],
-    "derives the classes from the mean of the limits. They are thirds of the largest limit in the queue.":
-        [MEAN, (MEAN, f"{CLASS} -> (one.max_tokens > largest)"), MEAN.replace("> ", "> 4 / 3 * ")],
-    "makes classes with equal numbers of requests. A class is a range of limits: it may be empty or hold nearly all.":
-        (f"{LARGEST} -> sorted(one.max_tokens for one in waiting)",
-         f"{CLASS} -> (3 * largest.index(one.max_tokens) // len(largest))"),
-    "puts the largest limit into a class of its own: other limits in the highest third belong to the same class.":
-        f"{CLASS} -> (3 * one.max_tokens // max(1, largest))",
-    "compares with fixed limits. The classes are thirds of the largest limit in this queue.": f"{LARGEST} -> 90",
-})  # fmt: skip
-longest_first.requires_new("list")
-
-
-@longest_first.cases
-def _(random):
-    def drawn(count, scale):
-        """Return limits so far from the classes' borders that rounding cannot matter. The first is not the largest."""
-        while True:
-            limits = [max(1, round(scale * random.random() ** 2)) for _ in range(count)]
-            if limits[0] < 0.9 * max(limits) and all(abs(3 * n - k * max(limits)) > 3 for n in limits for k in (1, 2)):
-                return limits
-
-    letters = "abcdefghijklmnopqrstuvwx"
-    for limits in [
-        [10, 70, 45, 90, 20, 50, 85],
-        [5, 98, 12, 100, 20, 8, 90, 25, 15],  # thirds of the limit, not of the queue
-        [80, 100, 45, 85, 95, 50, 75, 55],  # none in the lowest third
-        [40] * 5, [5, 5, 8, 10, 9], drawn(24, 500), drawn(10, 90), [],
-    ]:  # fmt: skip
-        is_drawn = len(limits) >= 10  # then names are in no order, and some requests were preempted
-        named = list(zip(random.sample(letters, 24) if is_drawn else letters, limits, strict=False))
-        generated = (random.choice([0, limit - 1]) * is_drawn for limit in limits)
-        queue = [sequence_of(name, random.randint(3, 59), next(generated), max_tokens=limit) for name, limit in named]
-        yield (queue,), f"max_tokens in order of arrival: {', '.join(f'{n} {m}' for n, m in named) or 'an empty queue'}"
-
-
-@longest_first.rule
-def is_the_same_queue(arguments, outcome, right):
-    ids, largest = [one.request_id for one in outcome.result], max((one.max_tokens for one in arguments[0]), default=0)
-    for one in arguments[0]:
-        if ids.count(one.request_id) != 1:
-            return f"returns {one.request_id} {ids.count(one.request_id)} times, but each request is in the queue once"
-    for one, other in zip(outcome.result, right.result, strict=True):
-        if thirds(one.max_tokens, largest) != thirds(other.max_tokens, largest):
-            return f"puts {one.request_id} before {other.request_id}, which is in a higher third of {largest}"
-        if one.request_id != other.request_id:
-            return f"changes the order of arrival within a class: {one.request_id} is before {other.request_id}"
-    return None
 
 
 @Exercise.declare(
@@ -116,14 +46,9 @@ WRONG_LEVELS = {
     "makes waiting requests less urgent. Smaller numbers are more urgent, so waiting has to lower them.":
         [f"{LEVEL} -> one.priority + {LEVELS}"],
     "ignores `waited`: as long as urgent requests keep arriving, the others starve.": [f" - {LEVELS} -> "],
-    "lets waiting count too much: all `aging` iterations together are worth one level.":
-        [f"{LEVELS} -> one.waited * aging", f"{LEVELS} -> one.waited"],
     "counts fractions of a level: only *full* spans count.": ["// -> /", f"{LEVELS} -> round(one.waited / aging)"],
-    "is off by one: exactly `aging` iterations are worth a level.": [f"{LEVELS} -> (one.waited - 1) // aging"],
     "stops at level 0: a request that has waited long enough is more urgent than a new one of priority 0.":
         [f"{LEVEL} -> max({LEVEL}, 0)"],
-    "counts at most one level: every full `aging` iterations are worth another one.":
-        [f"{LEVELS} -> (one.waited >= aging)"],
 }  # fmt: skip
 most_urgent.add_misconceptions({
     **{message: [(edit, *ties) for edit in edits for ties in ((), ("-one.waited -> 0",))]
@@ -179,13 +104,8 @@ admitted.add_misconceptions({
     "counts only the prompt: the tokens that a preempted request had generated are recomputed, too.":
         "num_uncomputed_tokens -> prompt_tokens",
     "forgets that running requests hold rows, too.": "len(running) + len(names) >= rows -> len(names) >= rows",
-    "admits a request more than there are rows.": ">= rows -> > rows",
     "gives every request the whole budget: what one prompt takes is not available to the next.": "left -= need -> pass",
     "refuses a prompt that takes exactly what is left: it fits.": "need > left -> need >= left",
     "ignores the tokens: a prompt has to fit into what the iteration can still compute.":
         " or need > left -> ",
-    "always admits a request: if the first prompt does not fit, none joins.": "need > left -> names and need > left",
-    "admits one request at most: several can join at once.": ">= rows -> >= min(rows, len(running) + 1)",
-    "admits the shortest prompts first: if requests overtake, a long one may wait forever.":
-        "in waiting -> in sorted(waiting, key=lambda one: one.num_uncomputed_tokens)",
 })  # fmt: skip

@@ -1,8 +1,5 @@
-"""Lesson 5, chunked prefill: the plan of an iteration, the next chunk of a request, and the longest waits."""
+"""Lesson 5, chunked prefill: the plan of an iteration, and the next chunk of a request."""
 
-from itertools import pairwise
-
-from ...engine import Sequence
 from ..exercise import Exercise
 from .lesson_4_order import sequence_of
 
@@ -43,8 +40,6 @@ plan_chunks.add_misconceptions({
         "tokens -= count -> tokens -= 0 if one.is_decode else count",
     "gives every request the whole budget. The tokens that one request computes are not available to the next.":
         "tokens -= count -> pass",
-    "treats the last token of a prompt as a decode: it waits for its turn like any other chunk.":
-        "one.is_decode -> (one.num_uncomputed_tokens == 1)",
 })  # fmt: skip
 
 
@@ -101,17 +96,11 @@ def order_of_the_list(result, arguments):
 
 @plan_chunks.rule
 def is_a_plan(arguments, outcome, right):
-    (running, waiting, rows, tokens), names = arguments, [name for name, _ in outcome.result]
+    running, waiting, rows, tokens = arguments
     known = {one.request_id: one for one in [*running, *waiting]}
     for name, count in outcome.result:
-        if isinstance(name, Sequence):
-            return "plans for a sequence itself: each entry starts with its request id"
         if name not in known:
-            return f"plans for {name!r}, but there is no such request"
-        if names.count(name) > 1:
-            return f"plans for request {name} twice: an iteration computes at most one chunk of a request"
-        if count < 1:
-            return f"plans {count} tokens for request {name}: a request that computes nothing is not in the plan"
+            return f"plans for {name!r}, which is not the id of a request"
         if count > known[name].num_uncomputed_tokens:
             return (
                 f"plans {count} tokens for {name}, which has only {known[name].num_uncomputed_tokens} uncomputed tokens"
@@ -167,9 +156,6 @@ next_chunk.add_misconceptions({
     "counts only the prompt. After a preemption, the model has to recompute the generated tokens, too.":
         [" + g -> ", "p + g - c -> 1 if g and c >= p else p - c"],
     "ignores the budget: a prompt that does not fit is computed in chunks.": "min(uncomputed, budget) -> uncomputed",
-    "computes a token although the budget is used up: a decode counts like any other.":
-        ["min(uncomputed, budget) -> max(1, min(uncomputed, budget))",
-         "min(uncomputed, budget) -> 1 if uncomputed == 1 else min(uncomputed, budget)"],
     f"reports no new token after the last chunk of a prompt. {SAME_PASS}: another has nothing to compute.":
         [f"{DONE} -> g > 0", *(f"{DONE} -> {DONE} and {more}" for more in ("g > 0", "(c == 0 or g > 0)"))],
     f"reports no new token if the budget is exactly used up. {SAME_PASS}.": f"{DONE} -> uncomputed < budget",
@@ -177,62 +163,4 @@ next_chunk.add_misconceptions({
         [f"{DONE} -> tokens > 0", f"{DONE} -> True"],
     "reports a new token once the prompt is computed. A preempted request must also recompute its generated "
     "tokens: before that, the model would repeat them.": f"{DONE} -> tokens > 0 and c + tokens >= p",
-    "reports a new token for a request that computes nothing: without a forward pass there are no logits.":
-        f"{DONE} -> tokens in (0, uncomputed)",
-    f"reports a new token only after decodes. {SAME_PASS}: another has nothing to compute.":
-        f"{DONE} -> {DONE} == 1 and g > 0",
-})  # fmt: skip
-
-
-@Exercise.declare(
-    "the longest TTFT shows how long a user waits, and the longest gap how long an output stalls",
-    names=("the longest time to a first token", "the longest gap between two tokens"),
-)
-def worst_waits(arrivals, token_times):
-    first = [times[0] - arrivals[name] for name, times in token_times.items()]
-    gaps = [later - time for times in token_times.values() for time, later in pairwise(times)]
-    return float(max(first)), float(max(gaps, default=0))
-
-
-def _drawn_waits(random):
-    arrivals = {name: random.randint(0, 30) for name in random.sample("abcdef", 4)}
-    times = {name: random.sample(range(1, 60), random.randint(2, 9)) for name in random.sample(list(arrivals), 4)}
-    return arrivals, {name: [arrivals[name] + each for each in sorted(times[name])] for name in times}
-
-
-worst_waits.table([
-    ({"a": 0, "b": 2, "c": 5}, {"a": [3, 4, 5, 11, 12], "b": [6, 7, 8, 12], "c": [7]}),
-    ({"x": 3, "y": 4, "z": 1}, {"z": [5, 6], "y": [14, 15], "x": [12, 13, 15]}),
-    ({"m": 6, "n": 1}, {"m": [8, 9, 10, 25, 26, 27], "n": [4, 6, 8]}),
-    ({"s": 1, "t": 9, "u": 2}, {"u": [3, 4, 5, 6, 17, 18, 19], "t": [14, 15], "s": [6, 7, 9, 14]}),
-    ({"q": 2}, {"q": [4]}), ({"q": 2, "o": 1}, {"q": [4], "o": [6]}),
-    ({"l": 0, "k": 1}, {"k": [2, 3, 4], "l": [1, 20, 21, 22]}),  # the longest gap is the first one
-    ({"p": 0, "c": 1}, {"c": [2, 9], "p": [2, 3, 5]}),  # the longest gap is that of two tokens
-    ({"g": 5, "h": 5, "i": 6}, {"g": [6, 7], "h": [30, 31], "i": [7, 9, 12, 14]}),  # the middle one waits
-    ({"w": 0, "v": 40}, {"w": [1, 2, 3], "v": [41, 42]}),  # a pause between two requests is no gap
-    ({"e": 0, "f": 0}, {"f": [1.5, 1.75, 4.25], "e": [0.25, 2, 2.5]}),
-], lambda random: [_drawn_waits(random), _drawn_waits(random)], build=lambda random, arrivals, token_times: (
-    {name: float(each) for name, each in arrivals.items()},
-    {name: list(map(float, times)) for name, times in token_times.items()}))  # fmt: skip
-
-OUTPUTS, LONGEST = "token_times.values()", "max(gaps, default=0)"
-worst_waits.add_misconceptions({
-    "measures until the last token: that is the latency of the whole output.": "times[0] -> times[-1]",
-    "returns how long an output takes from its first token to its last: a gap is between two that follow each other.":
-        f"{LONGEST} -> max(times[-1] - times[0] for times in {OUTPUTS})",
-    "measures TTFT from time 0. A user waits from the arrival of the request.": " - arrivals[name] -> ",
-    "returns the mean or the median TTFT, which hides the request that waits longest.":
-        ["max(first) -> statistics.mean(first)", "max(first) -> statistics.median(first)"],
-    "returns the mean or the median gap, which hides one long stall.":
-        [f"{LONGEST} -> statistics.{what}(gaps or [0])" for what in ("mean", "median")],
-    "averages each request's gaps, which gives its TPOT: a mean hides one long stall.":
-        f"{LONGEST} -> max([(t[-1] - t[0]) / (len(t) - 1) for t in {OUTPUTS} if t[1:]], default=0)",
-    "matches arrivals and token times by their order in the dicts. Requests are identified by their ids.":
-        f"arrivals[name] for name, times in token_times.items() -> a for a, times in zip(arrivals.values(), {OUTPUTS})",
-    "counts the wait for the first token as a gap. That is TTFT; a gap is between two tokens.":
-        f"{OUTPUTS} -> [[arrivals[name], *times] for name, times in token_times.items()]",
-    "looks at only one gap of each request: an output can stall at any token.":
-        ["pairwise(times) -> pairwise(times[:2])", "pairwise(times) -> pairwise(times[-2:])"],
-    "measures gaps between tokens of different requests. A user sees one output, and only its own gaps.":
-        f"{OUTPUTS} -> [sorted(sum({OUTPUTS}, []))]",
 })  # fmt: skip

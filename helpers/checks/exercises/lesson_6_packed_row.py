@@ -47,58 +47,11 @@ pack.add_misconceptions({
     "starts each chunk at position 0, although earlier tokens are in the cache.": f"{POSITIONS} -> range(len(chunk))",
     "continues the positions from one request to the next. A token's position is its place in its own text, wherever "
     "it is in the row.": f"{POSITIONS} -> range(start, end)",
-    "adds the column to the cached tokens: a position counts only tokens of the same request.":
-        f"{POSITIONS} -> range(past + start, past + end)",
     "returns positions for cached tokens: the row holds only the new ones.": f"{POSITIONS} -> range(past + len(chunk))",
     "ends the columns at a request's last token. As in a slice, `end` is the column after it: yours would cut one "
     "token off each request.": "(start, end) -> (start, end - 1)",
     "returns (start, number of tokens) as columns: the task asks for ends.": "(start, end) -> (start, len(chunk))",
-    "starts all requests in column 0: they are side by side in one row.": "(start, end) -> (0, len(chunk))",
-    "uses positions as columns: columns are places in the row.": "(start, end) -> (past, past + len(chunk))",
-    "leaves room in the columns for cached tokens: a row holds new ones only.": "end = start + -> end = start + past +",
 })  # fmt: skip
-
-
-@pack.rule
-def has_no_pads(arguments, outcome, right):
-    ids, chunks = outcome.result[0], arguments[0]
-    if len(ids) == len(chunks) * max(map(len, chunks)) > len(joined(chunks)):
-        return f"returns a row of {len(ids)} tokens, pads among them: in a packed row, no request needs pads"
-    return None
-
-
-@Exercise.declare("each request has its own triangle, and none attends to another")
-def block_mask(columns):
-    own = torch.block_diag(*[torch.ones(end - start, end - start) for start, end in columns]).bool()
-    return own.tril()
-
-
-block_mask.table(
-    [(side_by_side(lengths),) for lengths in ([3, 2], [1, 4, 2], [4], [1, 1], [2, 2, 2], [6, 1, 7])],
-    lambda random: [(side_by_side([random.randint(1, 4) for _ in range(4)]),)],
-)
-
-block_mask.add_misconceptions({
-    "lets a token attend to all earlier tokens of the row, other requests' tokens included. Only its own request's "
-    "columns are its past.": "own.tril() -> torch.ones_like(own).tril()",
-    "returns an additive mask: the task asks for bool.": "own.tril() -> torch.where(own.tril(), 0.0, float('-inf'))",
-    "swaps queries and keys: the first index is the token that attends.": "own.tril() -> own.triu()",
-    "inverts the mask: True means that a token attends.": "own.tril() -> ~own.tril()",
-})  # fmt: skip
-
-
-@block_mask.rule
-def is_right_and_bool(arguments, outcome, right):
-    for i, j in (outcome.result.bool() != right.result).nonzero().tolist():
-        if right.result[i, j]:
-            return f"hides token {j} of the row from token {i}, although it is in the same text and not after it"
-        is_later = any(start <= i < j < end for start, end in arguments[0])
-        why = "comes after it" if is_later else "belongs to another request"
-        return f"lets token {i} of the row attend to token {j}, which {why}"
-    if outcome.result.dtype != torch.bool:
-        held = str(outcome.result.dtype).removeprefix("torch.")
-        return f"returns a mask of {held}, which should be bool: added to the scores, a 0 would hide nothing"
-    return None
 
 
 @Exercise.declare("it computes a prompt, a chunk and a decode alike, and no request attends to another")
@@ -152,25 +105,15 @@ attend_row.add_misconceptions({
         [lambda q, k, v, c: attend_row.solution(q, [torch.cat(k, dim=1)], [torch.cat(v, dim=1)], [(0, q.size(1))]),
          lambda q, k, v, c: attend_row.solution(
              q, [torch.cat(newest(k, c), dim=1)], [torch.cat(newest(v, c), dim=1)], [(0, q.size(1))])],
-    "swaps keys and values: the scores come from the keys.": f"{PAIRS} -> zip(columns, values, keys,",
-    "uses the keys as values: they give the scores, and the values give the output.": "@ value -> @ key",
     "lets a token attend to later tokens of its own chunk: only a decode, which computes a single token, needs no "
     "mask.": [f"{SHIFT} -> tril(count)", f"{SHIFT} -> tril(count if new < count else 0)"],
     "aligns the first query with the first key. The new tokens are the last ones of a text: the first of them attends "
     "to all cached tokens and to itself.": [f"{SHIFT} -> tril(0)", f"{SHIFT} -> tril(0 if new > 1 else count)"],
     "adds a mask of 1 and 0 to the scores, as attention does with any mask that is not bool: a 0 hides nothing.":
         f"{WEIGHTS} -> (scores + seen).softmax(dim=-1)",
-    "multiplies scores by the mask: a score of 0 still has weight.": f"{WEIGHTS} -> (scores * seen).softmax(dim=-1)",
     "applies the mask after the softmax: hidden keys have already taken their share, so the other weights sum to less "
     "than 1.": f"{WEIGHTS} -> scores.softmax(dim=-1) * seen",
     "does not divide the scores by the square root of the head dimension.": " / query.size(2) ** 0.5 -> ",
-    "divides the scores by the head dimension, not by its square root.": " ** 0.5 -> ",
-    "inverts the mask: for attention, True means to attend.": "~seen -> seen",
-    "joins the outputs in a different order from the queries: requests would get each other's.":
-        "outputs, dim=1 -> outputs[::-1], dim=1",
-    "makes a mask of queries by queries. A request has keys for its whole text so far, which can be more than its "
-    "queries.": f"torch.ones(new, count).{SHIFT} -> torch.ones(new, new).tril()",
-    "shifts the mask by the request's place in the row: its past does not depend on that.": f"{SHIFT} -> tril(start)",
 })  # fmt: skip
 
 

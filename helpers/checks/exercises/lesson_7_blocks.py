@@ -48,20 +48,9 @@ slices_of.add_misconceptions({
     "returns one slice per block. Blocks that follow each other in memory, too, can be read at once.":
         "if slices -> if slices and offset",
     "adds the position to the block's first slot: a block ends after `block_size` slots.": "+ offset -> + token",
-    "takes block 0 for a missing one: only -1 is none.": "table[i] == -1 -> table[i] <= 0",
-    "begins with the first slot of a block, wherever `start` is.":
-        "range(start, end) -> range(start // block_size * block_size, end)",
     "counts the token `end` in: as in a slice, it's the one after the last.":
         "range(start, end) -> range(start, end + 1)",
     "expects an entry for every token: without one, a token has no slot.": "i >= len(table) or table[i] -> table[i]",
-    "looks only at the first token's block: a later one can be missing, too.":
-        "if i >= len(table) or table[i] == -1 -> first = start // block_size\n"
-        "        if first >= len(table) or table[first] == -1",
-    "returns the block's number: the task asks for slots in the memory.": "table[i] * block_size + offset -> table[i]",
-    "returns where a slice ends: the task asks for the number of its slots.":
-        "return slices -> return [(slot, slot + count) for slot, count in slices]",
-    "swaps quotient and remainder: which one is the place in the block?":
-        "table[i] * block_size + offset -> table[offset % len(table)] * block_size + i",
 })  # fmt: skip
 
 ALL_OR_NOTHING = "all or nothing, no block has two owners, and none is taken before it is needed"
@@ -121,13 +110,7 @@ grow.add_misconceptions({
     "returns None if no block is missing: to the caller, that is a refusal.": "return new -> return new or None",
     "returns the whole table: the task asks for the new blocks.": "return new -> return tables[request]",
     "returns [] for a refusal: this says that no block was missing.": "return None -> return []",
-    "changes only copies of `free` and `tables`.": "reused = -> free, tables = [*free], {**tables}; reused =",
-    "counts the blocks in the table as missing, and refuses: the request has them already.":
-        "if missing > -> if missing + len(table) >",
-    "loses the blocks in the table: they hold the request's tokens so far.": "table + new -> new or table",
     "expects a table for every request: a new one has none.": "tables.get(request, list(shared)) -> tables[request]",
-    "takes at most one block, however many are missing.":
-        "-(-tokens // block_size) - len(table) -> min(1, -(-tokens // block_size) - len(table))",
 })  # fmt: skip
 
 
@@ -179,11 +162,5 @@ preempted.add_misconceptions({
         "free >= missing -> free >= missing or name == request",
     "preempts one request, however few blocks it has.": "return names -> return names[:1]",
     "goes on although enough blocks are free: what is preempted is computed anew.": "free >= missing -> free > missing",
-    "does not count the blocks that are free already.": "names = [] -> names, free = [], 0",
-    "preempts all newer requests, however few blocks are missing.":
-        lambda running, tables, free, request, missing:
-            [] if free >= missing else running[: running.index(request) : -1],
-    "preempts the smallest or the largest table first: the newest request has computed the least.": [
-        f"reversed(running) -> sorted(running, key=lambda name: {sign}len(tables[name]))" for sign in ("", "-")],
     "makes older requests leave: newer ones do, and last the request itself.": "name == request -> name == running[0]",
 })  # fmt: skip

@@ -31,10 +31,7 @@ allocate.add_misconceptions({
     "puts the shared blocks behind the new ones: they hold the beginning of the text.":
         "table + new -> table + new if request in tables else new + table",
     "leaves shared blocks in `free`: the next request would overwrite keys that are in use.": "in free] -> in []]",
-    "refuses where only the shared blocks in `free` are left, although no other block is missing.":
-        "if missing > -> if len(free) == len(reused) or missing >",
     "takes every shared block out of `free`, but some are in another request's table.": " if block in free -> ",
-    "returns the shared blocks, too: the task asks for the new ones.": "return new -> return [*shared, *new]",
     "does not put the shared blocks into the table: the request's first tokens would have no keys.":
         "table + new -> tables.get(request, []) + new",
 })  # fmt: skip
@@ -72,7 +69,6 @@ release.add_misconceptions({
     "frees no block: without a table and not in `free`, a block is lost. (`free = ...` makes a new list and leaves "
     "the caller's unchanged.)": "free += -> free =",
     "keeps the table: its blocks will hold other requests' tokens.": "table = -> tables = {**tables}; table =",
-    "leaves an empty table behind, as if the request ran.": "free += -> tables[request] = []; free +=",
     "frees nothing if any block is shared: the others must become free.": f"{OWN} -> table if {OWN} == table else []",
 })  # fmt: skip
 release.rule(lambda arguments, outcome, right: audit(*arguments, outcome.result["free"], outcome.result["tables"]))
@@ -126,19 +122,13 @@ NAME, BLOCK = "(name, *token_ids[end - block_size : end])", "token_ids[end - blo
 prefix_hashes.add_misconceptions({
     "looks only at a block's own tokens. Its keys depend on everything before it, so after another beginning they are "
     "different.": ["(name, * -> (salt, *", "(name, * -> (salt, end, *"],
-    "makes names depend on later tokens: a token attends only to earlier ones.": f"*{BLOCK} -> *token_ids",
     "adds up ids and salts without anything between them: another salt can look like this one with a block.":
         f'{NAME} -> f"{{name}}{{{BLOCK}}}"',
     "ignores the salt. Two customers would share blocks, and each could tell from its TTFT which prompts the other "
     "has sent.": "= salt, [] -> = '', []",
     "names the last block although it is not full. It will get more tokens, so it cannot be shared "
     "yet.": "len(token_ids) + 1 -> len(token_ids) + block_size",
-    "looks back only one block: keys depend on all earlier tokens.":
-        f"{NAME} -> (salt, end > block_size, *token_ids[max(0, end - 2 * block_size) : end])",
-    "looks at its own tokens and the first block only: keys depend on all earlier tokens.":
-        f"{NAME} -> (salt, end > block_size, *token_ids[:block_size], *{BLOCK})",
     "ignores the order of tokens, but keys depend on it.": f"*{BLOCK} -> sum({BLOCK})",
-    "ignores some of a block's tokens: its name depends on all of them.": f"*{BLOCK} -> token_ids[end - block_size]",
     "joins the digits of ids, so that 1, 11 and 11, 1 get the same name.": f'*{BLOCK} -> "".join(map(str, {BLOCK}))',
     "names the same text differently each time: no block would ever be found.": f"{NAME} -> object()",
     "joins the salt and the ids, although a salt may end with digits: other ids with another salt get the same name.":
@@ -193,10 +183,6 @@ reuse.add_misconceptions({
     "whole, because it holds the last token.": ("(tokens - 1) // -> tokens //", f"{LEFT} -> max(1, {LEFT})"),
     "leaves no token to compute if all blocks are cached. The last token is always computed: its logits give the next "
     "one.": "(tokens - 1) // -> tokens //",
-    "shares the blocks after the last missing one: a prefix begins at token 0.": "break -> blocks = []; continue",
-    "takes block 0 for a missing one: it is a block like any other.": "name not in cached -> not cached.get(name)",
-    "shares every cached block, whatever its name: only those of this prompt hold its keys.":
-        "in names[: (tokens - 1) // block_size] -> in cached",
 })  # fmt: skip
 
 
@@ -206,15 +192,13 @@ def exposes_the_bug(failing_input, seed: int) -> str | Passed:
     if not isinstance(case, list | tuple) or len(case) != 4:
         raise Wrong(f"should return four arguments, names, cached, tokens and block_size, but returned {kind(case)}.")
     names, cached, tokens, size = case
-    texts = isinstance(names, list | tuple) and all(isinstance(name, str) for name in names) and len(names) < 1000
-    if not texts or len(set(names)) < len(names):
-        raise Wrong("returns names that are not a list of different strings: blocks of one text never share a name.")
-    if not isinstance(cached, dict) or not all(isinstance(name, str) for name in cached):
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names) or len(names) > 999:
+        raise Wrong("returns names that are not a list of strings.")
+    if len(set(names)) < len(names):
+        raise Wrong("returns a name twice: blocks of one text never share a name.")
+    if not isinstance(cached, dict) or not all(type(block) is int and block >= 0 for block in cached.values()):
         raise Wrong("returns something for `cached` that is not a dict from names to the numbers of blocks.")
-    blocks = list(cached.values())
-    if not all(type(block) is int and block >= 0 for block in blocks):
-        raise Wrong("returns numbers of blocks in `cached` that are not ints from 0.")
-    if len(set(blocks)) < len(blocks):
+    if len(set(cached.values())) < len(cached):
         raise Wrong("gives two names the same block in `cached`: a block holds the keys of one text.")
     if not all(type(number) is int and number > 0 for number in (tokens, size)) or len(names) != tokens // size:
         raise Wrong("returns a number of names that is not `tokens // block_size`: a prompt has a name per full block.")

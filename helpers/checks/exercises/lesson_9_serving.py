@@ -1,4 +1,4 @@
-"""Lesson 9, serving: pieces of text, the inbox of an engine's thread, and the events of a stream."""
+"""Lesson 9, serving: pieces of text, and the events of a stream."""
 
 import json
 from itertools import chain, pairwise
@@ -44,11 +44,8 @@ DATA = r'"\n".join(line.removeprefix("data:").strip() for line in lines)'
 read_events.add_misconceptions({
     "parses [DONE], which is not JSON: it ends the stream.": 'if data == "[DONE]" -> if None',
     "treats comments as data: lines that begin with `:` have none.": f"{DATA} -> event.decode()[5:].strip()",
-    "drops falsy events: `null` and 0 are data, too.": "if data: -> if data and json.loads(data):",
     "removes letters instead of the field name: `lstrip` takes a set of characters, and removes the t of `true`, "
     "too.": 'removeprefix("data:").strip() -> lstrip("data: ")',
-    "requires the space after `data:`, which may be missing.": '"data:" -> "data: "',
-    "keeps one `data:` line of an event: its JSON may need several.": "in lines) -> in lines[-1:])",
     "ends at a text that contains [DONE]. Only an event whose whole data is [DONE] ends the stream.":
         'data == "[DONE]" -> "[DONE]" in data',
     "treats each piece as whole events. The network cuts a stream anywhere: an event is complete only when its empty "
@@ -57,11 +54,6 @@ read_events.add_misconceptions({
     "one.": lambda pieces: read_events.solution(piece.decode().encode() for piece in pieces),
     "treats every line as an event. An empty line ends an event, so its `data:` lines belong "
     "together.": r'b"\n\n" -> b"\n"',
-    "removes `data:` from texts: only a line's beginning is a field.": 'removeprefix("data:") -> replace("data:", "")',
-    "splits lines where `str.splitlines` does, even within a text: only \\n ends a line.":
-        r'.decode().split("\n") -> .decode().splitlines()',
-    "takes the data from behind `data:` wherever it is in an event: a comment may contain it, too.":
-        f"{DATA} -> event.decode().partition('data:')[2].strip()",
     "yields an event without its empty line: the connection broke before it was complete.":
         lambda pieces: read_events.solution(chain(pieces, [b"\n\n"])),
 })  # fmt: skip
@@ -140,53 +132,6 @@ text_pieces.add_misconceptions({
         ("return [* -> return [one for one in [*", "[sent : text.index(stop)]] -> [sent : text.index(stop)]] if one]",
          "return pieces -> return [one for one in pieces if one]"),
     "sends the stop text: the output ends before it.": "text.index(stop)] -> text.index(stop) + len(stop)]",
-    "ends before the last stop text: the first one ends the output.": "text.index( -> text.rindex(",
     "keeps back as many characters as the stop text has, whatever they are.":
         "max(n for n in range(len(stop)) if text.endswith(stop[:n])) -> min(len(text), len(stop) - 1)",
-})  # fmt: skip
-
-
-@Exercise.declare(
-    "the engine hears once, before an iteration, what has changed, and nothing of requests that came and went",
-    names=("the requests to add", "the requests to abort"),
-)
-def read_inbox(messages, unfinished):
-    added, aborted = [], []
-    for kind, name in messages:
-        if kind == "add":
-            added.append(name)
-        elif name in added:
-            added.remove(name)
-        elif name in unfinished and name not in aborted:
-            aborted.append(name)
-    return added, aborted
-
-
-def _drawn_story(random):
-    story, here = [], {"a", "b"}
-    for name in random.choices("abcdef", k=24):
-        story.append("-" * (name in here) + name)
-        here ^= {name}
-    return " ".join(story)
-
-
-def _inbox(story, unfinished):
-    """Return the arguments of a story in which a minus precedes a request that is aborted."""
-    return [("abort" if one[0] == "-" else "add", one.strip("-")) for one in story.split()], list(unfinished)
-
-
-read_inbox.table([
-    _inbox(*case) for case in [
-        ("c a", "b"), ("c -a", "ab"), ("c -c", "ab"), ("-a", "b"), ("-a -a", "ab"), ("", "ab"), ("c -c c", "ab"),
-        ("-a a", "ab"), ("-a a -a", "ab"), ("d c -d e -a", "ab"), ("-a a -a a", "ab"), ("-z d -z", ""),
-        ("d e -e f -d", "a"), ("-a -b -a", "ab"), ("-b d -b", "abc"), ("f d -f e f", "a"), ("-b -a", "ab"),
-    ]
-], lambda random: [_inbox(_drawn_story(random), "ab")], given="messages {}; unfinished: {}")  # fmt: skip
-
-read_inbox.add_misconceptions({
-    "adds a request whose client has left already: both messages are in the same inbox.": "name in added -> None",
-    "aborts requests that the engine no longer has: they have finished.": "name in unfinished and -> ",
-    "aborts a request twice: its client has left only once.": " and name not in aborted -> ",
-    "reads all additions first: an abort cancels the additions before it, not the ones after it.":
-        'in messages -> in sorted(messages, key=lambda message: message[0] == "abort")',
 })  # fmt: skip

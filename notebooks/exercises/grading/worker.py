@@ -67,7 +67,7 @@ def _shell():
     return shell
 
 
-def _check(task, attempt=None, show=True) -> bool:
+def _check(task, attempt=None) -> bool:
     print(f"{task}: examined by the grader, outside of the notebook.")
     return True
 
