@@ -404,7 +404,6 @@ for task, message, edit in [
     ("reuse", "cached {'e': 3", "if name not in cached -> if name not in cached or len(blocks) > 2"),
     ("allowed_tokens", "choices ['nono']", "fewest(rest, vocabulary[1:]) -> fewest(rest, {*vocabulary[1:]} - {piece})"),
     ("masked_softmax", "the logit of the first allowed token", "max(scores) -> logits[allowed[0]]"),
-    ("draft_lengths", "of requests that want no draft", "len(wanted) -> sum(one > 0 for one in wanted)"),
     ("cached_blocks", "[('load', 'red', 'A1'), ('request', 'red'", "(files[name], -> (files[name], len(files),"),
     ("cached_blocks", "('load', 'blue', 'A2')", "(files[name], -> (files[name][:1],"),
     (
