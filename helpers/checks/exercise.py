@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from random import Random
 
-from .calling import Outcome, Question, answer, call, call_without_casts_of_nan
+from .calling import Outcome, Question, answer, call
 from .edits import Edit, edited
 from .general_mistakes import general_mistakes
 
@@ -156,7 +156,7 @@ class Exercise:
     @cached_property
     def misconceptions(self) -> list[Misconception]:
         """What is declared, then the general mistakes of a task whose results are compared as they are."""
-        if self._observe not in (call, call_without_casts_of_nan):
+        if self._observe is not call:
             return self.declared
         changes = general_mistakes([right.result for _, right in self.questions(0)], self.names)
         general = [
