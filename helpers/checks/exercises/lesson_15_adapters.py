@@ -2,58 +2,9 @@
 
 from itertools import accumulate, groupby
 
-from ..adapted_layers import with_calls, with_multiplications
+from ..adapted_layers import with_calls
 from ..exercise import Exercise
 from ..hand_made import randn
-
-
-@Exercise.declare(
-    "an adapter is two small products beside the base's, so the weight stays the same for all rows",
-    observe=with_multiplications,
-)
-def adapted_linear(x, weight, a, b, alpha):
-    scale = alpha / len(a)
-    return x @ weight.T + scale * (x @ a.T @ b.T)
-
-
-adapted_linear.table([
-    (2, 8, 12, 2, 8), (1, 8, 8, 4, 2), (2, 12, 9, 3, 3), (3, 16, 16, 1, 16), (2, 8, 8, 8, 2), (3, 24, 20, 4, 0.5),
-], lambda random: [(2, random.randint(8, 12), random.randint(8, 12), 5, random.randint(6, 9))],
-   given="{} rows, {} inputs, {} outputs, rank {}, alpha {}", build=lambda random, rows, inputs, outputs, rank, alpha: (
-    *randn(random, (rows, inputs), (outputs, inputs), (rank, inputs), (outputs, rank)), alpha))  # fmt: skip
-adapted_linear.ignoring(lambda result, arguments: result["outputs"])  # a rule judges the multiplications
-
-
-@adapted_linear.rule
-def does_not_merge(arguments, outcome, right):
-    x, weight, a, b, _ = arguments
-    scaled = len(x) * len(weight) + a.numel() + b.numel()  # whatever is multiplied by the scale
-    most, computed = right.result["multiplications"] + scaled, outcome.result["multiplications"]
-    if computed <= most:
-        return None
-    return (
-        f"computes {computed} multiplications, and {most} are enough. A product of B and A is as large as the weight, "
-        "and each adapter would need its own"
-    )
-
-
-BESIDE, SMALL = "x @ weight.T + scale * (x @ a.T @ b.T)", "x @ a.T @ b.T"
-adapted_linear.add_misconceptions({
-    "forgets the scaling: what A and B add is multiplied by alpha / rank.": "alpha / len(a) -> 1",
-    "multiplies by alpha alone: divided by the rank, it fits every rank.": "alpha / len(a) -> alpha",
-    "divides alpha by the root of the rank, like rsLoRA: here, training used alpha / rank.": "len(a) -> len(a) ** 0.5",
-    "divides the rank by alpha: it is the other way around.": "alpha / len(a) -> len(a) / alpha",
-    "cuts off the fraction of the scale: an alpha below the rank would make it 0.": "alpha / len(a) -> alpha // len(a)",
-    "divides alpha by the inputs or the outputs: the rank is the dimension that A and B share.":
-        ["len(a) -> len(weight)", "len(a) -> a.shape[1]"],
-    "scales twice, once with A and once with B: once is enough.": "scale * (x -> scale * scale * (x",
-    "scales the base's product: only the adapter's part is scaled.":
-        [f"{BESIDE} -> scale * (x @ weight.T + {SMALL})", f"{BESIDE} -> scale * (x @ weight.T) + {SMALL}"],
-    "swaps A and B: A comes first and takes the inputs to the rank, B takes the rank to the outputs.":
-        [f"{SMALL} -> x @ b @ a", f"{SMALL} -> x @ b.T @ a.T"],
-    "returns only what the adapter adds: the base's product is missing.": "x @ weight.T + -> ",
-    "gives A the base's outputs: an adapter starts from the layer's inputs.": f"{SMALL} -> x @ weight.T @ a.T @ b.T",
-})  # fmt: skip
 
 
 @Exercise.declare("a pass reads the base once, and each adapter of its rows once", observe=with_calls)
