@@ -1,53 +1,11 @@
 """Lesson 16, one model on several processes: what each worker has, and what the workers exchange."""
 
-import torch
 from torch.nn.functional import gelu
 
 from ..calling import or_error
 from ..comparing import difference
 from ..exercise import Exercise
 from ..hand_made import randn
-
-
-@Exercise.declare(
-    "the outputs of a layer that is split by columns are joined, those of one that is split by rows are added"
-)
-def split_linear(weight, bias, size, by):
-    none = torch.zeros_like(bias)
-    if by == "columns":
-        return list(zip(weight.chunk(size, 0), bias.chunk(size), strict=True))
-    return list(zip(weight.chunk(size, 1), [bias] + [none] * (size - 1), strict=True))
-
-
-BOTH_WAYS = "columns", "rows"
-split_linear.table([
-    (*sizes, by) for sizes in [(4, 6, 2), (6, 4, 2), (9, 6, 3), (4, 8, 4), (6, 6, 2), (3, 5, 1)] for by in BOTH_WAYS
-], lambda random: [(3 * random.randint(1, 3), 3 * random.randint(1, 3), 3, by) for by in BOTH_WAYS],
-   given="{} outputs, {} inputs, {} workers, by {}", build=lambda random, outputs, inputs, size, by: (
-    *randn(random, (outputs, inputs), (outputs,)), size, by))  # fmt: skip
-
-CUT, ONCE = "bias.chunk(size)", "[bias] + [none] * (size - 1)"
-COLUMNS_IN_TURN = (
-    "weight.chunk(size, 0) -> [weight[n::size] for n in range(size)]",
-    f"{CUT} -> [bias[n::size] for n in range(size)]",
-)
-ROWS_IN_TURN = "weight.chunk(size, 1) -> [weight[:, n::size] for n in range(size)]"
-split_linear.add_misconceptions({
-    "exchanges columns and rows: the weight is stored as [outputs, inputs], and a split by columns shares out the "
-    "outputs.": ['"columns" -> "rows"', ("size, 0 -> size, -2", "size, 1 -> size, 0", "size, -2 -> size, 1")],
-    "splits both kinds of layers in the same way: `by` says which way.": ["by == -> by or", "if by == -> if not"],
-    "gives every worker the whole bias of a layer that is split by rows: the sum would contain it several times.":
-        f"{ONCE} -> [bias] * size",
-    "does not give the bias of a layer that is split by rows to worker 0 alone: the sum must contain it once.":
-        [f"{ONCE} -> {other}" for other in (CUT, "[bias / size] * size", "[none] * size")],
-    "gives workers another bias than that of their own outputs when it splits by columns.":
-        [f"{CUT} -> [bias] * size", f"{CUT} -> [one * (not n) for n, one in enumerate({CUT})]"],
-    "deals out rows or columns in turn: neighbors stay together, so that joined outputs are in order.":
-        [(*COLUMNS_IN_TURN, ROWS_IN_TURN), COLUMNS_IN_TURN, ROWS_IN_TURN],
-    "gives every worker the whole weight: none of them would save anything.":
-        [("weight.chunk(size, 0) -> [weight] * size", "weight.chunk(size, 1) -> [weight] * size", *biases)
-         for biases in ((), (f"{ONCE} -> [bias] * size", f"{CUT} -> [bias] * size"))],
-})  # fmt: skip
 
 
 @Exercise.declare(
