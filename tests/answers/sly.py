@@ -406,11 +406,6 @@ for task, message, edit in [
     ("masked_softmax", "the logit of the first allowed token", "max(scores) -> logits[allowed[0]]"),
     ("cached_blocks", "[('load', 'red', 'A1'), ('request', 'red'", "(files[name], -> (files[name], len(files),"),
     ("cached_blocks", "('load', 'blue', 'A2')", "(files[name], -> (files[name][:1],"),
-    (
-        "missing_count",
-        "times that grow with the rows",
-        "(errors**2).sum() -> -coefficients[-1] * np.ptp(counts[name])",
-    ),
     ("goodput", "a little too slow", "<= tpot -> < tpot + 0.1"),
     ("goodput", "single tokens", "max(1, len(t) - 1) -> max(2, len(t) - 1)"),
     ("allowed_tokens", "choices ['onto']", "fewest(rest, vocabulary[1:]) -> fewest(rest, vocabulary[2:])"),
