@@ -1,83 +1,10 @@
-"""Lesson 10, load: send times, latencies and goodput of an open loop, and a bounded queue."""
+"""Lesson 10, load: latencies and goodput of an open loop, and a bounded queue."""
 
-from collections.abc import Callable
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import ceil
-from numbers import Real
-from random import Random
-from statistics import pstdev
 
-from ..comparing import kind
-from ..exercise import Exercise, JudgedExercise, Wrong
+from ..exercise import Exercise
 from ..queues import first_mistake, run_story
-
-EVEN = "Users send independently of each other: sometimes several requests arrive at once, and then none for a while"
-SLOW, PAUSE, FAST = (2000.0, 0.5), (100.0, 0), (500.0, 4.0)
-SHORT = 400  # phases
-
-
-def are_poisson_arrivals(arrivals: Callable, seed: int) -> str | None:
-    """Judge send times by their statistics, since gaps can be drawn in many ways. All seeds try the same phases."""
-
-    def times_of(phases: list, number: int = 1) -> list[list[float]]:
-        """Return the times in each phase, from its start."""
-        told = f"{str(phases[:4])[:-1]}{', ...' * (len(phases) > 4)}], Random({number})"
-        times = arrivals(phases, Random(number), given=told)
-        if not isinstance(times, list | tuple) or not all(isinstance(one, Real) for one in times):
-            raise Wrong(f"should return a list of times, but returned {kind(times)} (given: {told}).")
-        if list(times) != sorted(times):
-            raise Wrong(f"returns times that do not increase: are these gaps, or does each phase begin at 0? ({told})")
-        starts = list(accumulate((seconds for seconds, _ in phases), initial=0))
-        if times and not 0 <= times[0] <= times[-1] < starts[-1]:
-            raise Wrong(f"sends a request at {times[-1]:.5g}, but the phases end at {starts[-1]:g} ({told})")
-        inside = [[time - a for time in times if a <= time < b] for a, b in pairwise(starts)]
-        for place, (_, rate) in enumerate(phases):
-            if inside[place] and not rate:
-                raise Wrong(f"sends requests in a pause: from {starts[place]:g} on, the rate is 0 ({told})")
-        return inside
-
-    for phases in ([(5.0, 0)], [(2.0, 0), (4.0, 5.0), (3.0, 0), (4.0, 1.0)], [(0.5, 0.1), (0.25, 9.0)], []):
-        times_of(phases)
-    slow, _, fast = times_of([SLOW, PAUSE, FAST])
-    for (seconds, rate), times in ((SLOW, slow), (FAST, fast)):
-        if abs(len(times) - seconds * rate) > 5 * (seconds * rate) ** 0.5:
-            return (
-                f"sends {len(times)} requests in {seconds:g} seconds at a rate of {rate:g} per second. The mean gap is "
-                "1 / rate, and a rate belongs to its phase"
-            )
-        gaps = [later - time for time, later in pairwise(times)]
-        spread = pstdev(gaps) * rate  # of exponential gaps: 1
-        if not 0.85 < spread < 1.25:
-            what = "at fixed intervals" if spread < 0.05 else "at intervals that are too even"
-            return f"sends {what if spread < 1 else 'too irregularly'}: draw exponential gaps. {EVEN}"
-        if max(gaps) * rate < 4.5 or sum(gap * rate < 0.1 for gap in gaps) < 0.05 * len(gaps):
-            return (
-                "sends at too few very short or very long intervals. Of exponential gaps, 10% are shorter than a tenth "
-                "of the mean, and 2% are longer than four times the mean"
-            )
-    counts = list(map(len, times_of([(2.0, 1.0)] * SHORT)))
-    if pstdev(counts) < 1:  # sqrt(2)
-        return f"sends nearly the same number of requests in every phase. {EVEN}, so their number is random, too"
-    if sum(times[:1] < [0.1] for times in times_of([(2.0, 1.0)] * SHORT) if times) > SHORT / 4:
-        return "sends the first request of a phase at its start: there is a gap before it, too"
-    counts = list(map(len, times_of([(2.0, 0.1), (2.0, 10.0)] * (SHORT // 2))))  # slow and fast, in turn
-    if sum(counts[1::2]) < 0.9 * 10 * SHORT or sum(counts[::2]) > 0.3 * SHORT:
-        return (
-            "lets a gap that was drawn at one phase's rate last into the next: where a fast phase follows a slow one, "
-            "requests are missing. Each phase begins with a new gap, at its own rate"
-        )
-    if times_of([FAST], 1) == times_of([FAST], 2):
-        return "never draws from the generator that it is given, or sets its seed. The seed is the caller's"
-    if times_of([FAST], 1) != times_of([FAST], 1):
-        return "draws from another generator than the one it is given: the same seed must give the same test"
-    return None
-
-
-poisson_arrivals = JudgedExercise(
-    "poisson_arrivals(phases, random)",
-    "requests arrive in bursts and with pauses, at the rate of the hour, and do not wait for earlier outputs",
-    are_poisson_arrivals,
-)
 
 
 @Exercise.declare("latency starts at the intended send time, so it includes the time that a request waits for others")
