@@ -4,14 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..models import load_model
-from .calling import answer
 from .engine_calls import drive
 from .engine_faults import too_expensive
 from .engine_models import KeyedModel, RealModel
 from .engine_run import MEASURES, CourseEngine, Run, Workload, run_engine
 from .engine_workloads import NO_LIMIT, cases, roomy
-from .examining import examine
-from .exercise import JudgedExercise, Passed, Wrong
+from .exercise import Passed, Wrong
 
 SIGNATURE = "MyEngine(model, max_rows, max_tokens_per_step)"
 ROWS = 4  # of `try_engine`
@@ -96,27 +94,6 @@ def _too_expensive(milestone: Milestone, run: Run) -> str:
             what = f"{run.measures[name]:,} {name}, where {most:,} are enough" if name != "stalls" else ""
             return too_expensive(milestone.name, name, run, what)
     return ""
-
-
-def score_engine(engine_class: Callable) -> dict[str, dict[str, tuple[int, int]]]:
-    """Run an engine on the practice workloads of all milestones, and print its costs beside the course's engine.
-
-    Args:
-        engine_class: called as `MyEngine(model, max_rows, max_tokens_per_step)`.
-
-    Returns:
-        For each milestone that passes, a dict from a measure to the engine's own value and the course's.
-    """
-    scores = {}
-    print(f"{'yours / the course':20}" + "".join(f"{name:>24}" for name in MEASURES))
-    for milestone in MILESTONES.values():
-        exercise = JudgedExercise(SIGNATURE, milestone.idea, judge(milestone), milestone.name)
-        verdict = examine(exercise, lambda question: answer(question, engine_class))
-        if verdict.passed:
-            scores[milestone.name] = verdict.score
-            values = "".join(f"{f'{mine:,} / {course:,}':>24}" for mine, course in verdict.score.values())
-        print(f"{milestone.name:20}{values if verdict.passed else '  not yet'}")
-    return scores
 
 
 def try_engine(engine_class: Callable, requests: list[tuple[str, int]]) -> list[str]:
