@@ -68,8 +68,6 @@ def judge(milestone: Milestone) -> Callable[[Callable, int], Passed]:
                 memory = f"{workload.num_blocks} blocks of {workload.block_size}"
                 given = f"{workload.name}; {len(run.requests)} requests, {memory}"
                 raise Wrong(f"{run.error.rstrip('.')} (given: {given}).")
-            if isinstance(model, RealModel):  # which an engine could run by itself, uncounted
-                continue
             theirs = course_run(milestone, workload, model).measures
             for name in MEASURES:
                 mine[name] += run.measures[name]

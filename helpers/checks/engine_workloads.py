@@ -1,4 +1,4 @@
-"""The capstone, its workloads: for each milestone fixed kinds of requests, drawn ones, and the course's model.
+"""The capstone, its workloads: for each milestone fixed kinds of requests, and drawn ones.
 
 The fixed kinds decide, so that no draw is lucky: unequal and equal prompts, outputs of one token, EOS at once and in a
 prompt, arrivals during the run and after a pause, memory for barely one request. All tokens depend on the seed.
@@ -7,9 +7,7 @@ prompt, arrivals during the run and after a pause, memory for barely one request
 from collections.abc import Callable, Iterator
 from random import Random
 
-from ..models import load_model
-from ..tiny_model.corpus import unseen_prompts
-from .engine_models import EOS, VOCABULARY, KeyedModel, RealModel
+from .engine_models import EOS, VOCABULARY, KeyedModel
 from .engine_run import Workload
 
 NO_LIMIT = 10**6
@@ -152,17 +150,3 @@ def cases(milestone: str, seed: int = 0) -> Iterator[tuple[Workload, KeyedModel]
     model = KeyedModel(f"{milestone} {seed}")
     for workload in WORKLOADS[milestone](_Draw(Random(f"{milestone} {seed}"), model)):
         yield workload, model
-    yield real_case(milestone, seed)
-
-
-def real_case(milestone: str, seed: int) -> tuple[Workload, RealModel]:
-    """Return a few requests on the course's model, with the limits of a milestone."""
-    place = list(WORKLOADS).index(milestone)
-    tokenizer, random = load_model()[1], Random(seed)
-    prompts = [tokenizer(text)["input_ids"] for text in unseen_prompts(4, random.randrange(10**6))]
-    if place == 5:
-        prompts = [prompts[0] * 2 + prompt for prompt in prompts]
-    requests = [(4 * number * (place > 1), prompt, random.randint(4, 12)) for number, prompt in enumerate(prompts)]
-    rows, budget = (1 if place == 0 else 3), (NO_LIMIT if place < 3 else 9)
-    blocks = rows * max(map(_blocks, requests)) if place != 4 else 2 + max(map(_blocks, requests))
-    return Workload("the course's model", requests, rows, budget, blocks), RealModel(blocks, 4)
