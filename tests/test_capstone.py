@@ -163,8 +163,8 @@ def test_whatever_an_engine_sends_is_an_error_in_words(step, message):
         (Row(0, 0, [1] * 21, [0, 1, 2, 3]), "computes 21 tokens in a pass"),
         (Row(0, 10**12, [1], [0]), "`start` is the place"),
         (Row(0, 0, [1], [0] * 10**6), "block table of 1000000 blocks"),
-        (Row(0, 0.0, [1], [0]), "calls `forward` with 0.0 as a start"),
-        ((0, 0, [1]), "each of its rows is a `Row`"),
+        (Row(0, 0.0, [1], [0]), "calls `forward` with 0.0: ids"),
+        ((0, 0, [1]), "rows are `Row`s"),
     ],
 )
 def test_an_impossible_pass_is_refused_and_ends_the_run(row, message):
