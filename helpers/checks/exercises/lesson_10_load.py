@@ -28,21 +28,6 @@ open_loop_latencies.table([
 ], given="sent at {}, service {}")  # fmt: skip
 
 
-def serving(rank):
-    """Return a wrong answer: of the waiting requests, it serves the one with the smallest rank first."""
-
-    def latencies(arrivals, service_seconds):
-        waiting, now, ends = set(range(len(arrivals))), 0.0, {}
-        while waiting:
-            now = max(now, min(arrivals[n] for n in waiting))
-            number = min((n for n in waiting if arrivals[n] <= now), key=lambda n: rank(n, service_seconds[n]))
-            waiting.remove(number)
-            now = ends[number] = now + service_seconds[number]
-        return [ends[n] - sent for n, sent in enumerate(arrivals)]
-
-    return latencies
-
-
 LATENCY = "begin + seconds - sent"
 open_loop_latencies.add_misconceptions({
     "returns the service times: a closed loop would measure just that. In an open loop, a request also waits while "
@@ -53,10 +38,6 @@ open_loop_latencies.add_misconceptions({
     "assumes that the previous request started when it was sent: it may have waited, too.": "= begin -> = sent",
     "counts only the wait. Latency lasts from the send time to the response.": f"{LATENCY} -> begin - sent",
     "returns the time of each response. Latency counts from the send time of each request.": " - sent -> ",
-    "serves the latest request first. The server runs requests in the order in which they are sent.":
-        serving(lambda number, seconds: -number),
-    "serves the shortest request first. The server runs requests in the order in which they are sent.":
-        serving(lambda number, seconds: (seconds, number)),
 })  # fmt: skip
 
 
@@ -126,7 +107,6 @@ goodput.add_misconceptions({
     "compares the longest gap with the limit: TPOT is the mean gap, so a long one among short ones can be within it.":
         f"{MEAN_GAP} -> max([b - a for a, b in pairwise(t)], default=0)",
     "leaves out requests of one token: they have no TPOT, and only TTFT has a limit.": "if t and -> if t[1:] and",
-    "counts tokens: the task asks for requests per second.": "good += 1 -> good += len(t)",
     "compares the means of all requests with the limits. Each request meets its limits or misses them.":
         f"{BOTH} -> statistics.mean(t[0] - sent for sent, t in requests if t) <= ttft "
         f"and statistics.mean({MEAN_GAP} for _, t in requests if t) <= tpot",
@@ -134,7 +114,6 @@ goodput.add_misconceptions({
         [f"good / seconds -> {share}" for share in (
             "good / max(1, len(requests))", "good / len(requests)", "100 * good / max(1, len(requests))",
             "good / max(1, sum(bool(t) for _, t in requests))")],
-    "returns the number of requests: the task asks for requests per second.": "good / seconds -> good",
     "assumes that every request has tokens. A refused one has none, and does not count.": "if t and -> if",
     "assumes that there is a second token: an output of one token has no TPOT, and only TTFT has a limit.":
         "max(1, len(t) - 1) -> (len(t) - 1)",

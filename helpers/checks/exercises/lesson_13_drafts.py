@@ -43,9 +43,6 @@ propose.add_misconceptions({
          for text in ("''", "' '")],
     "looks for more than three tokens first: three are enough, and the latest of their matches is taken.":
         ["(3, 2, 1) -> range(20, 0, -1)", "(3, 2, 1) -> (4, 3, 2, 1)"],
-    "returns the match itself: the draft is what follows it.": "token_ids[start + n :] -> token_ids[start:]",
-    "drafts only if as many tokens follow as are asked for: fewer help, too.":
-        "if token_ids[ -> if len(token_ids) - start - n >= min(k, remaining - 1) and token_ids[",
     "overlooks a match that only one token follows: that latest place is the first to look at.": "- n - 1, -> - n - 2,",
 })  # fmt: skip
 

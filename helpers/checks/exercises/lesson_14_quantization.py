@@ -55,15 +55,12 @@ quantize.add_misconceptions({
     "divides the range into 2**bits steps: 2**bits integers have one step less between them, and the largest value "
     "would wrap around to 0.": "/ (2**bits - 1) -> / 2**bits",
     "drops the zero point: negative values get negative integers, and these do not exist.": " + zero_point -> ",
-    "subtracts the zero point: it is the integer of 0, so it is added to all.": "+ zero_point -> - zero_point",
     "returns the smallest value as the zero point, the integer that stands for 0.": "round(-low / scale) -> -low",
     "returns the integer of the smallest value as the zero point: it is the integer that stands for 0.": "-low -> low",
     "cuts off the fraction, or rounds it up: the nearest integer has a smaller error.":
         ["round(value -> int(value", "round(value -> math.ceil(value"],
     "has an integer of 2**bits: where the largest value and the zero point are both rounded up, their sum is too large "
     "by one.": "min(one, 2**bits - 1) -> one",
-    "takes the scale from the mean: values beyond it need integers that do not exist. The range decides.":
-        f"{LIMITS} -> -(mean := sum(map(abs, values)) / len(values)), mean",
 })  # fmt: skip
 
 

@@ -58,15 +58,12 @@ adapt_rows.add_misconceptions({
         "for _ in range(tokens)] -> ]; names = (names + [None] * len(x))[: len(x)]",
     "returns the rows in the order of the groups: they belong where their inputs are.":
         [f"return y -> return y[{order}]" for order in GROUPED],
-    "sorts the rows once more: to undo a sorting, each row goes back to where it was.":
-        [f"return y -> return y[{order}][{order}]" for order in GROUPED],
     "adds every adapter's products to all rows: each row gets those of its own.": f"{ADD} -> y += adapters[name](x)",
     "calls the base again for each group: each call reads all of its weights, so one call has to serve all rows.":
         [PER_ROW, (PER_ROW, PRODUCTS_PER_ROW),
          "y = base(x) -> groups = [[row for row, own in enumerate(names) if own == name] for name in set(names)]\n"
          "    y = torch.cat([base(x[rows]) for rows in groups])[torch.tensor(sum(groups, [])).argsort()]",
          f"{ADD} -> y[rows] = base(x[rows]) + {PRODUCTS}"],
-    "replaces the base's outputs by an adapter's products: these are added.": f"{ADD} -> y[rows] = {PRODUCTS}",
     "calls an adapter again for each of its rows: each call reads its matrices.": PRODUCTS_PER_ROW,
     "calls an adapter again for each chunk, or for rows that are apart: its matrices are read again.":
         [(f"for name in {OCCURRING} -> for name, rows in apart({groups})",
@@ -75,14 +72,6 @@ adapt_rows.add_misconceptions({
     "computes an adapter's products for rows that have another one or none, and throws them away.":
         [(f"{OCCURRING} -> {loop}", f"{PRODUCTS} -> adapters[name](x)[rows]") for loop in (OCCURRING, "adapters")],
     "calls adapters that no row has: hundreds may be loaded, and each call reads matrices.": f"{OCCURRING} -> adapters",
-    "adds an adapter's products to only one of its rows.": "rows = [row for -> rows = [names.index(name) for",
-    "drops the outputs of rows without an adapter: the base's are theirs.":
-        ["return y -> y[[name is None for name in names]] = 0; return y",
-         "return y -> return y[[name is not None for name in names]]"],
-    "gives an adapter to rows that have none: they get what the base returns.":
-        [f"y = base(x) -> y, names = base(x), [name or list(adapters)[{place}] for name in names]"
-         for place in (0, -1)],
-    "gives an adapter the base's outputs: it starts from the inputs.": "(x[rows]) -> (y[rows])",
 })  # fmt: skip
 
 
@@ -175,13 +164,9 @@ cached_blocks.add_misconceptions({
         "cache.clear() -> cache = {key for key in cache if key[0]}",
     "looks only at a block's own tokens, or back at one block more: keys depend on everything before them.":
         [(f"*ids[:end] -> {seen}", f"{COUNT} -> {count}") for seen in SEEN for count in (COUNT, LEADING)],
-    "leaves out a block that holds a prompt's last token: in this task, it counts.":
-        ["len(ids) + 1 -> len(ids)", f"{COUNT} -> min((len(ids) - 1) // block_size, {COUNT})"],
     "counts a block that is not full: it will get more tokens.": "len(ids) + 1 -> len(ids) + block_size",
     "finds the blocks that the request itself has just computed.":
         ("cache.update(keys) -> pass", "found.append( -> cache.update(keys); found.append("),
-    "forgets only the adapters' blocks at an update: the base model's are those of the old weights, too.":
-        "cache.clear() -> cache = {key for key in cache if not key[0]}",
 })  # fmt: skip
 
 
@@ -239,8 +224,6 @@ live_update.add_misconceptions({
     "weights.": ("waits = -> waits = False and", "+= not is_new -> += not is_new and arrival < update",
                  "< most] -> < most and arrival < update]", f"{ALL} -> {ALL} if running == 'recompute' else cached"),
     "computes every text anew in every pass: keys of the same weights stay in the cache.": " - cached[n] -> ",
-    "counts only the tokens from before the update as old ones: with 'finish', some requests get old ones afterwards.":
-        "+= not is_new -> += len(passes) <= update",
     "recomputes only the prompts, or only the generated tokens: the keys of both are of the old weights.":
         [f"{ALL} -> is_new, cached = True, [{kept} if n in begun else 0 for n in range(len(requests))]"
          for kept in ("done[n]", "done[n] - 1", "requests[n][1]")],

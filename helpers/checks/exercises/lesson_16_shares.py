@@ -59,13 +59,8 @@ split_mlp.add_misconceptions({
     "leaves out the second bias.": f"{SUM} -> sum(parts)",
     "leaves out the first bias: each worker adds its share of it before the activation.": " + own_b -> ",
     "leaves out the activation: two linear layers in a row are one.": f"{GELU} -> (x @ own_w.T + own_b)",
-    "applies the activation after the second layer: its place is between the two.":
-        f"{GELU} {OUT} -> gelu((x @ own_w.T + own_b) {OUT}, approximate='tanh')",
-    "computes another GELU: this one has the approximation 'tanh', as in GPT-2.": ', approximate="tanh" -> ',
     "joins the parts instead of adding them: each part has all outputs, and of each a share of its sum.":
         instead_of_the_sum(*(f"torch.{how}(parts{dim})" for how in ("cat", "stack") for dim in ("", ", 1"))),
-    "returns the mean of the parts, or one of them: they are shares of a sum.":
-        instead_of_the_sum("sum(parts) / size", "parts[0]", "parts[-1]"),
     "splits both layers by columns: each worker of the second one needs the inner numbers of all others, which is a "
     "second exchange.": ("w.chunk(size) -> [w] * size", EVERYWHERE, *IN_COLUMNS),
     "computes the whole MLP in every worker: each has a share of the inner numbers.":
@@ -121,7 +116,6 @@ qkv_rows.add_misconceptions({
         f"{SPAN} -> (first, first + count) if first else (n * count // size, (n + 1) * count // size)",
     "shares out the queries without their KV heads: query head 0 reads KV head 0, and so do its neighbors.":
         [f"{ROWS} -> ({one} if first else {other})" for one, other in ((TURNS, TURNS), (ROWS, TURNS), (TURNS, ROWS))],
-    "returns heads: each has as many rows as `head_dim` says.": f"{ROWS} -> range(begin, end)",
     "counts as many KV heads as query heads: here, several query heads may share one.":
         f"{PARTS} -> ((0, heads), (heads, heads), (2 * heads, heads))",
 })  # fmt: skip

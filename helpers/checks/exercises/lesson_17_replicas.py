@@ -26,15 +26,11 @@ resume.add_misconceptions({
     "resumes outputs that have finished: clients would get more tokens than they should.": "if not finished -> ",
     "computes the prompt only: the model would generate the delivered tokens again, and the client would get them "
     "twice.": "prompt + tokens -> prompt",
-    "leaves out the prompt: every token depends on it.": "prompt + tokens -> tokens",
     "leaves out the last delivered token. It has no keys and values yet, but it is part of the text.":
         "prompt + tokens -> prompt + tokens[:-1]",
     "allows max_tokens further tokens: those that were delivered count, too.": "max_tokens - len(tokens) -> max_tokens",
-    "counts the prompt's tokens against max_tokens, which limits the output.":
-        "max_tokens - len(tokens) -> max_tokens - len(prompt + tokens)",
     "numbers the outputs anew: the client knows them by their numbers, and the seed of each depends on its number.":
         "enumerate(outputs) -> enumerate([one for one in outputs if not one[1]])",
-    "skips one draw too few: the last one would be used again.": ", len(tokens)) -> , max(0, len(tokens) - 1))",
     "begins with the first draw again. The delivered tokens have used one draw each, and the next token needs the "
     "draw after them.": ", len(tokens)) -> , 0)",
     "skips draws of the prompt or of other outputs: each output has a random generator of its own.": [

@@ -54,12 +54,9 @@ finish_times.add_misconceptions({
         ("if not running: -> before = len(running)\n        if not running:", "* len(running) -> * before"),
     "pays the constant for every row: all rows of an iteration share it.":
         "constant + per_row * len(running) -> (constant + per_row) * len(running)",
-    "gives no token in the first iteration of a request: a prefill yields the first token.": "= tokens -> = tokens + 1",
     "returns when the last iteration of a request begins: its token is available at the end.":
         ("now += -> begin, now = now, now +", "times[number] = now -> times[number] = begin"),
-    "runs more requests than there are rows.": "len(running) < rows -> True",
     "pays for all rows: only those that run make the iteration longer.": "per_row * len(running) -> per_row * rows",
-    "ends a request one iteration too early.": "<= 0 -> <= 1",
 })  # fmt: skip
 
 
@@ -145,7 +142,5 @@ smallest_fleet.add_misconceptions({
         "min(enough, key=lambda fleet: fleet[0]) -> enough[0]",
     "takes the cheapest fleet that keeps the promise: the smallest one has the fewest replicas, whatever it costs.":
         "lambda fleet: fleet[0] -> lambda fleet: fleet[0] * fleet[1]",
-    "pays for hours that have only begun as if full: the price is proportional.": "best[1] -> math.ceil(best[1])",
     "pays only for the hours in which replicas are busy: idle replicas cost as much.": "best[0] * best[1] -> best[2]",
-    "swaps the two shares: the promised share has to be within the limit, not above it.": "<= limit -> > limit",
 })  # fmt: skip
