@@ -54,8 +54,9 @@ def roomy(name: str, requests: list, rows: int, budget: int = NO_LIMIT) -> Workl
 def _cached(draw: _Draw) -> Iterator[Workload]:
     first, *others = draw.requests((0, 5, 6, 6), (0, 1, 5), (0, 17, 20, 3), (0, 7, 30, 30), (0, 8, 10, 1), (0, 4, 1, 1))
     with_eos = draw.request(0, 2, 4, 4, before=[9, EOS, 0], after=[EOS])
+    after_eos = draw.request(0, 2, 9, 3, before=[EOS, 4])
     last = draw.request(0, 4, 9, 9)
-    yield roomy("one row, unequal prompts", [first, *others, (0, first[1], 3), with_eos, last], 1)
+    yield roomy("one row, unequal prompts", [first, *others, (0, first[1], 3), with_eos, after_eos, last], 1)
     yield roomy("one row, requests that arrive", draw.some(7, 20, 14, 60), 1)
 
 
@@ -119,6 +120,10 @@ def _prefixes(draw: _Draw) -> Iterator[Workload]:
         # The question after a third text, which begins like the first; then the first in another order.
         draw.request(67, 0, 5, 0, before=third), draw.request(74, 2, 5, 0, before=third),
         draw.request(78, 3, 4, 4, before=[*system[3::-1], *system[4:]]),
+        # Another first token, another one within a block, another first block.
+        draw.request(82, 3, 4, 4, before=[(system[0] + 1) % VOCABULARY, *system[1:]]),
+        draw.request(82, 3, 4, 4, before=[*system[:5], (system[5] + 1) % VOCABULARY, *system[6:]]),
+        draw.request(90, 2, 4, 4, before=[*other[:4], *system[4:]]),
     ]  # fmt: skip
     yield roomy("4 rows, prompts that begin alike", asked, 4, 32)
     pair = [draw.request(0, 3, 2, 2, before=system), draw.request(1, 2, 20, 20, before=system)]
