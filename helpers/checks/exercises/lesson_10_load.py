@@ -102,7 +102,6 @@ goodput.add_misconceptions({
     "swaps the limits: the first is for TTFT, the second for TPOT.": "good = -> ttft, tpot = tpot, ttft; good =",
     "divides by the number of tokens. TPOT is the mean gap, and there is one gap fewer than there are tokens.":
         [f"{MEAN_GAP} -> (t[-1] - sent) / len(t)", "max(1, len(t) - 1) -> len(t)"],
-    "uses the time of the first token as TTFT, which counts from the send time.": "t[0] - sent -> t[0]",
     "counts all requests that were served, in time or not: that is throughput.": f" and {BOTH} -> ",
     "compares the longest gap with the limit: TPOT is the mean gap, so a long one among short ones can be within it.":
         f"{MEAN_GAP} -> max([b - a for a, b in pairwise(t)], default=0)",

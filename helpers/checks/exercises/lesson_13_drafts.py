@@ -107,8 +107,6 @@ verify.add_misconceptions({
     "than the draft, however many are accepted.": "start += len(own) -> start += len(outputs[-1])",
     "compares a draft token with the model's token for the place after it: the first draft token and the model's first "
     "token have the same place.": f"{TOKENS} -> [*own[1:], None][: len(agreed(draft, [*own[1:], None])) + 1]",
-    "cuts the drafts at EOS and adds the model's next token behind it: an accepted EOS ends the output.":
-        ("agreed(draft -> agreed(up_to_eos(draft, eos)", "up_to_eos(tokens, eos) -> tokens"),
 })  # fmt: skip
 
 

@@ -223,7 +223,6 @@ live_update.add_misconceptions({
     "lets requests begin with the new weights beside those that finish with the old ones: a pass has one set of "
     "weights.": ("waits = -> waits = False and", "+= not is_new -> += not is_new and arrival < update",
                  "< most] -> < most and arrival < update]", f"{ALL} -> {ALL} if running == 'recompute' else cached"),
-    "computes every text anew in every pass: keys of the same weights stay in the cache.": " - cached[n] -> ",
     "recomputes only the prompts, or only the generated tokens: the keys of both are of the old weights.":
         [f"{ALL} -> is_new, cached = True, [{kept} if n in begun else 0 for n in range(len(requests))]"
          for kept in ("done[n]", "done[n] - 1", "requests[n][1]")],

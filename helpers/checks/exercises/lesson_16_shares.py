@@ -112,8 +112,6 @@ qkv_rows.add_misconceptions({
     "cuts the whole matrix into equal pieces: the first workers would get the queries, the last one the values.":
         f"{PARTS} -> ((0, heads + 2 * kv_heads),)",
     "shares out only the queries: a worker also computes the keys and values they read.": f"{PARTS} -> ((0, heads),)",
-    "gives every worker all KV heads: it needs those that its own query heads read, and no others.":
-        f"{SPAN} -> (first, first + count) if first else (n * count // size, (n + 1) * count // size)",
     "shares out the queries without their KV heads: query head 0 reads KV head 0, and so do its neighbors.":
         [f"{ROWS} -> ({one} if first else {other})" for one, other in ((TURNS, TURNS), (ROWS, TURNS), (TURNS, ROWS))],
     "counts as many KV heads as query heads: here, several query heads may share one.":
