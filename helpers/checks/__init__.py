@@ -24,7 +24,6 @@ _HOME = {
     "first_come": "scheduling",
     "planned_by": "student_scheduler",
     "run_schedule": "scheduling",
-    "score_engine": "capstone",
     "score_eviction": "eviction",
     "score_schedule": "scheduling",
     "simulate_queue": "queue_simulation",

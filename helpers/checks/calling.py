@@ -12,14 +12,10 @@ import signal
 import sysconfig
 import threading
 import traceback
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
-
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .comparing import first_line, kind
 
@@ -29,22 +25,6 @@ SECONDS = 10  # of wall-clock time per question; the slowest takes less than one
 def call(function: Callable, *arguments):
     """Return what a function returns: the plainest way to observe it."""
     return function(*arguments)
-
-
-class _RefusesCastsOfNaN(TorchDispatchMode):
-    def __torch_dispatch__(self, operation, types, arguments=(), settings=None):
-        result = operation(*arguments, **settings or {})
-        source = {torch.ops.aten._to_copy.default: 0, torch.ops.aten.copy_.default: 1}.get(operation)
-        if source is not None and not result.is_floating_point() and arguments[source].isnan().any():
-            raise ValueError("NaN is cast to an integer, and no integer stands for it")
-        return result
-
-
-def call_without_casts_of_nan(function: Callable, *arguments):
-    """Return what a function returns; casts of NaN are errors, because their integers depend on the processor."""
-    with _RefusesCastsOfNaN(), warnings.catch_warnings():
-        warnings.filterwarnings("error", "invalid value encountered in cast")  # in NumPy
-        return function(*arguments)
 
 
 def or_error(function: Callable, *arguments) -> dict:

@@ -4,14 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..models import load_model
-from .calling import answer
 from .engine_calls import drive
-from .engine_faults import too_expensive
 from .engine_models import KeyedModel, RealModel
 from .engine_run import MEASURES, CourseEngine, Run, Workload, run_engine
 from .engine_workloads import NO_LIMIT, cases, roomy
-from .examining import examine
-from .exercise import JudgedExercise, Passed, Wrong
+from .exercise import Passed, Wrong
 
 SIGNATURE = "MyEngine(model, max_rows, max_tokens_per_step)"
 ROWS = 4  # of `try_engine`
@@ -24,31 +21,59 @@ class Milestone:
     Attributes:
         name: of the task.
         idea: what an engine that passes does.
-        limits: the most that a run may cost: for each measure, a factor of what the course's engine needs, and an
-            addition to it.
+        limits: the most that a run may cost: for each measure, a factor of what the course's engine needs, an addition
+            to it, and what an engine that needs more has missed.
         settings: of the course's engine whose costs are the limit.
     """
 
     name: str
     idea: str
-    limits: dict[str, tuple[float, int]]
+    limits: dict[str, tuple[float, int, str]]
     settings: dict = field(default_factory=dict)
 
 
-EXACT = {"forward passes": (1.0, 0), "computed tokens": (1.0, 0)}
+FIRST = "The pass over a prompt yields the first token already, and each later pass yields one more"
+ONCE = "Once the prompt is computed, each pass needs only the newest token: the keys of all others are in the cache"
+LEAVE = f"{ONCE}. A request whose output is complete leaves the batch, even if the other rows go on"
+SHARE = "Rows share a pass: before one begins, waiting requests get all rows that are free"
+FULL = (
+    "All that fits into a pass runs in it: as many requests as there are rows, prompts beside decodes, and of each "
+    "prompt as much as max_tokens_per_step leaves room for"
+)
+WHEN_NEEDED = (
+    "A block is taken when a token needs it, and not before: a reserved slot is empty for as long as its token does "
+    "not exist, and keeps another request waiting. The newest running request is preempted: it has computed the least"
+)
+AGAIN = "What a preempted request has generated is known, part of its text, and is computed together with the prompt"
 MILESTONES = {one.name: one for one in [
-    Milestone("engine_cached", "each token is computed once, and outputs end where they should", EXACT),
-    Milestone("engine_static", "rows share passes, and a finished row costs nothing", EXACT, {"policy": "static"}),
-    Milestone("engine_continuous", "a free row goes to the next request at once",
-              EXACT | {"forward passes": (1.05, 1)}, {"mixed_batches": False}),
-    Milestone("engine_chunked", "long prompts are computed in chunks, and no decode waits for them",
-              {"stalls": (1.0, 0), "forward passes": (1.15, 2), "computed tokens": (1.0, 0)}),
-    Milestone("engine_paged", "blocks are taken when they are needed, and given back when none is free",
-              {"tokens generated again": (0, 3), "forward passes": (1.15, 2), "computed tokens": (1.35, 8)}),
+    Milestone("engine_cached", "each token is computed once, and outputs end where they should",
+              {"forward passes": (1.0, 0, FIRST), "computed tokens": (1.0, 0, ONCE)}),
+    Milestone("engine_static", "rows share passes, and a finished row costs nothing", {
+        "forward passes": (1.0, 0, SHARE),
+        "computed tokens": (1.0, 0, LEAVE),
+    }, {"policy": "static"}),
+    Milestone("engine_continuous", "a free row goes to the next request at once", {
+        "free rows while requests waited": (0, 0, "A free row goes to a waiting request before the next pass, even "
+                                                    "if all others are still running"),
+        "forward passes": (1.05, 1, SHARE),
+        "computed tokens": (1.0, 0, LEAVE),
+    }, {"mixed_batches": False}),
+    Milestone("engine_chunked", "long prompts are computed in chunks, and no decode waits for them", {
+        "stalls": (1.0, 0, "Decodes come first in every pass, and prompts are computed in what is left of "
+                           "max_tokens_per_step"),
+        "forward passes": (1.15, 2, FULL), "computed tokens": (1.0, 0, LEAVE),
+    }),
+    Milestone("engine_paged", "blocks are taken when they are needed, and given back when none is free", {
+        "tokens generated again": (0, 3, AGAIN), "forward passes": (1.15, 2, WHEN_NEEDED),
+        "computed tokens": (1.35, 8, WHEN_NEEDED),
+    }),
     Milestone("engine_prefixes",
-              "equal prefixes are computed once, and cached blocks are lost only when memory is needed",
-              {"prompt tokens": (1.15, 8), "tokens generated again": (0, 3), "forward passes": (1.15, 2)},
-              {"prefix_caching": True}),
+              "equal prefixes are computed once, and cached blocks are lost only when memory is needed", {
+        "prompt tokens": (1.15, 8, "Full blocks that begin alike hold the same keys. A block stays cached after its "
+                                   "request has finished, until memory is needed, and what was used longest ago goes "
+                                   "first"),
+        "tokens generated again": (0, 3, AGAIN), "forward passes": (1.15, 2, FULL),
+    }, {"prefix_caching": True}),
 ]}  # fmt: skip
 
 
@@ -65,13 +90,11 @@ def judge(milestone: Milestone) -> Callable[[Callable, int], Passed]:
                     run.error = "ends before all requests have finished"
             except Wrong as wrong:  # after the model has refused a pass, the engine stops with that error
                 run.error = run.error or str(wrong)
-            run.error = run.error or _too_expensive(milestone, run)
+            run.error = run.error or _excess(milestone, run)
             if run.error:
                 memory = f"{workload.num_blocks} blocks of {workload.block_size}"
                 given = f"{workload.name}; {len(run.requests)} requests, {memory}"
                 raise Wrong(f"{run.error.rstrip('.')} (given: {given}).")
-            if isinstance(model, RealModel):  # which an engine could run by itself, uncounted
-                continue
             theirs = course_run(milestone, workload, model).measures
             for name in MEASURES:
                 mine[name] += run.measures[name]
@@ -88,35 +111,14 @@ def course_run(milestone: Milestone, workload: Workload, model: KeyedModel, **se
     return run_engine(lambda *limits: CourseEngine(*limits, **{"prefix_caching": sharing, **settings}), workload, model)
 
 
-def _too_expensive(milestone: Milestone, run: Run) -> str:
+def _excess(milestone: Milestone, run: Run) -> str:
+    """Say which limit a run exceeds; "" if it keeps all."""
     allowed = course_run(milestone, run.workload, run.model, **milestone.settings).measures
-    for name, (factor, more) in milestone.limits.items():
+    for name, (factor, more, idea) in milestone.limits.items():
         most = int(factor * allowed[name]) + more
         if run.measures[name] > most:
-            what = f"{run.measures[name]:,} {name}, where {most:,} are enough" if name != "stalls" else ""
-            return too_expensive(milestone.name, name, run, what)
+            return f"costs too much: {run.measures[name]:,} {name}, where {most:,} are enough. {idea}"
     return ""
-
-
-def score_engine(engine_class: Callable) -> dict[str, dict[str, tuple[int, int]]]:
-    """Run an engine on the practice workloads of all milestones, and print its costs beside the course's engine.
-
-    Args:
-        engine_class: called as `MyEngine(model, max_rows, max_tokens_per_step)`.
-
-    Returns:
-        For each milestone that passes, a dict from a measure to the engine's own value and the course's.
-    """
-    scores = {}
-    print(f"{'yours / the course':20}" + "".join(f"{name:>24}" for name in MEASURES))
-    for milestone in MILESTONES.values():
-        exercise = JudgedExercise(SIGNATURE, milestone.idea, judge(milestone), milestone.name)
-        verdict = examine(exercise, lambda question: answer(question, engine_class))
-        if verdict.passed:
-            scores[milestone.name] = verdict.score
-            values = "".join(f"{f'{mine:,} / {course:,}':>24}" for mine, course in verdict.score.values())
-        print(f"{milestone.name:20}{values if verdict.passed else '  not yet'}")
-    return scores
 
 
 def try_engine(engine_class: Callable, requests: list[tuple[str, int]]) -> list[str]:

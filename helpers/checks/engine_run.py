@@ -35,7 +35,8 @@ class Run:
     """A run of an engine on a workload; `serve` answers its calls, and `error` says what was wrong with them."""
 
     def __init__(self, workload: Workload, model):
-        self.workload, self.model, self.error, self.passes, self.idle, self._skipped = workload, model, "", 0, 0, 0
+        self.workload, self.model, self.error = workload, model, ""
+        self.passes = self.idle = self.repeated = self.free_rows = self._skipped = 0
         self._last = -1  # pass count at the last step
         self.slots: dict[int, tuple[int, int, int, int]] = {}  # key, request, position, token
         self.requests: dict[int, Served] = {}
@@ -44,10 +45,6 @@ class Run:
             self.requests[number] = Served(number, arrival, prompt, most, output, model.keys_of(prompt + output))
         chunks = sum(-(-len(one.text) // workload.budget) + len(one.output) for one in self.requests.values())
         self.max_passes = 100 + 4 * chunks
-        self.widest = self.reserved = self.left_free = self.after_end = self.restarts = self.repeated = 0
-        self.cut = self.small = 0  # chunks that end inside a prompt, and those that could have been larger
-        self.joined_late = True  # requests join only when none runs
-        self.victims: list[bool] = []  # for each restart: whether the request was the oldest that ran
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -67,8 +64,8 @@ class Run:
             return answers[name](*content)
         except Wrong as wrong:
             self.error = str(wrong)
-        except Exception as error:  # no engine that uses the model as it is sends such a message
-            self.error = f"sends the model something that it cannot read ({type(error).__name__})"
+        except Exception as error:
+            self.error = f"sends the model something that it cannot read ({type(error).__name__}): rows are `Row`s"
         return self.error if message and message[0] == "forward" else None
 
     def _arrivals(self) -> list[tuple] | None:
@@ -93,21 +90,20 @@ class Run:
             return []
         if self.passes >= self.max_passes:
             left = f"has run {self.passes} passes, and {len(self.unfinished)} requests have not finished"
-            raise Wrong(faults.without_memory(self, left))
+            raise Wrong(f"{left}. {faults.PREEMPT}")
         tokens = self.model.next_tokens(rows, [self._compute(row) for row in rows])
-        self._note(rows, tokens)
+        for row in rows:
+            self._note(row)
+        waiting = sum(not one.rows for one in self.unfinished)
+        self.free_rows += min(waiting, self.workload.rows - len(self.unfinished) + waiting)
         self.passes += 1
         return tokens
 
-    def _row(self, row) -> Row:
-        if not isinstance(row, list | tuple) or len(row) != 4:
-            raise Wrong(f"calls `forward` with {kind(row)}: each of its rows is a `Row`")
+    def _row(self, row: tuple) -> Row:
         request, start, token_ids, table = row
-        if not isinstance(token_ids, list | tuple) or not isinstance(table, list | tuple):
-            raise Wrong("calls `forward` with a row whose `token_ids` or `block_table` is no list")
-        for name, value in [("request_id", request), ("start", start), *(("token", token) for token in token_ids)]:
-            if not isinstance(value, Integral) or value < 0:
-                raise Wrong(f"calls `forward` with {value!r} as a {name}, which is a number from 0")
+        for number in (request, start, *token_ids):
+            if not isinstance(number, Integral) or number < 0:
+                raise Wrong(f"calls `forward` with {number!r}: ids, starts and tokens are numbers from 0")
         if len(table) > self.workload.num_blocks:
             raise Wrong(f"has a block table of {len(table)} blocks, and the model has {self.workload.num_blocks}")
         for block in table:
@@ -139,7 +135,7 @@ class Run:
                 )
             if end > len(row.block_table) * work.block_size:
                 raise Wrong(
-                    faults.too_far(one, row)
+                    faults.misplaced(one, row)
                     or f"computes request {row.request_id} up to position {end - 1}, for which a table of "
                     f"{len(row.block_table)} blocks has no slot. A token needs its slot before it is computed"
                 )
@@ -151,49 +147,24 @@ class Run:
     def _compute(self, row: Row) -> int:
         """Write the keys of a row, note what is wrong with them, and return the last one."""
         one, earlier = self.requests[row.request_id], 0
-        one.suspect = one.suspect or faults.too_far(one, row)
+        one.suspect = one.suspect or faults.misplaced(one, row)
         for position in range(row.start):
             key, *written = self.slots.get(self.slot(row, position), (0,))
             earlier += attended(position, key)
             if position < len(one.keys) and key != one.keys[position] and not one.suspect:
                 one.suspect = faults.misread(self, one, row, position, written)
         for position, token in enumerate(row.token_ids, row.start):
-            if position < len(one.text) and token != one.text[position] and not one.suspect:
-                one.suspect = faults.misplaced(one, row, position, token)
             key = self.model.key(earlier, position, token)
             self.slots[self.slot(row, position)] = key, one.id, position, token
             earlier += attended(position, key)
         return key
 
-    def _note(self, rows: list[Row], tokens: list[int]) -> None:
-        running = {one.id for one in self.unfinished if one.rows and one.computed}
-        in_pass = {row.request_id for row in rows}
-        waiting = [one for one in self.unfinished if one.id not in in_pass and not one.tokens_at]
-        self.widest = max(self.widest, len(rows))
-        self.left_free += min(len(waiting), self.workload.rows - len(rows))
-        has_room = sum(len(row.token_ids) for row in rows) < self.workload.budget
-        for row, token in zip(rows, tokens, strict=True):
-            one, end = self.requests[row.request_id], row.start + len(row.token_ids)
-            one.came.append((end, token))
-            one.table = row.block_table
-            if not one.rows and running - {row.request_id}:
-                self.joined_late = False
-            if one.rows and row.start < one.rows[-1][1] + one.rows[-1][2]:
-                self.restarts += 1
-                older = [other for other in self.unfinished if other.rows and other.rows[0] < one.rows[0]]
-                self.victims.append(not older)
-            due = one.known
-            short = has_room and end < due and end % self.workload.block_size > 0
-            self.repeated += one.stopped_short and len(row.token_ids) == 1
-            one.stopped_short = short and end >= len(one.prompt)
-            self.small += short and end < len(one.prompt)
-            self.cut += end < len(one.prompt)
-            self.reserved = max(self.reserved, len(row.block_table) - -(-end // self.workload.block_size))
-            self.after_end += max(0, end - max(row.start, len(one.text) - 1))
-            if end == due and len(one.tokens_at) < len(one.output):
-                one.tokens_at.append(self.passes)
-            one.rows.append((self.passes, row.start, len(row.token_ids)))
-            one.computed = max(one.computed, end)
+    def _note(self, row: Row) -> None:
+        one, end = self.requests[row.request_id], row.start + len(row.token_ids)
+        one.rows.append((row.start, len(row.token_ids)))
+        self.repeated += len(row.token_ids) == 1 and len(one.prompt) < end < one.known
+        if end == one.known and len(one.tokens_at) < len(one.output):
+            one.tokens_at.append(self.passes)
 
     def _finish(self, outputs) -> None:
         if not isinstance(outputs, dict):
@@ -219,14 +190,15 @@ class Run:
         every = self.requests.values()
         tokens = sum(len(one.tokens_at) for one in every)
         pairs = [pair for one in every for pair in zip(one.tokens_at, one.tokens_at[1:], strict=False)]
-        prompts = sum(max(0, min(s + n, len(one.prompt)) - s) for one in every for _, s, n in one.rows)
+        prompts = sum(max(0, min(s + n, len(one.prompt)) - s) for one in every for s, n in one.rows)
         return {
             "forward passes": self.passes,
             "prompt tokens": prompts,
             "wasted slot-steps": self.passes * self.workload.rows - tokens,
-            "computed tokens": sum(n for one in every for _, _, n in one.rows),
+            "computed tokens": sum(n for one in every for _, n in one.rows),
             "stalls": sum(b - a - 1 for a, b in pairs),
             "tokens generated again": self.repeated,
+            "free rows while requests waited": self.free_rows,
         }
 
 

@@ -1,4 +1,4 @@
-"""The capstone, its workloads: for each milestone fixed kinds of requests, drawn ones, and the course's model.
+"""The capstone, its workloads: for each milestone fixed kinds of requests, and drawn ones.
 
 The fixed kinds decide, so that no draw is lucky: unequal and equal prompts, outputs of one token, EOS at once and in a
 prompt, arrivals during the run and after a pause, memory for barely one request. All tokens depend on the seed.
@@ -7,9 +7,7 @@ prompt, arrivals during the run and after a pause, memory for barely one request
 from collections.abc import Callable, Iterator
 from random import Random
 
-from ..models import load_model
-from ..tiny_model.corpus import unseen_prompts
-from .engine_models import EOS, VOCABULARY, KeyedModel, RealModel
+from .engine_models import EOS, VOCABULARY, KeyedModel
 from .engine_run import Workload
 
 NO_LIMIT = 10**6
@@ -56,8 +54,9 @@ def roomy(name: str, requests: list, rows: int, budget: int = NO_LIMIT) -> Workl
 def _cached(draw: _Draw) -> Iterator[Workload]:
     first, *others = draw.requests((0, 5, 6, 6), (0, 1, 5), (0, 17, 20, 3), (0, 7, 30, 30), (0, 8, 10, 1), (0, 4, 1, 1))
     with_eos = draw.request(0, 2, 4, 4, before=[9, EOS, 0], after=[EOS])
+    after_eos = draw.request(0, 2, 9, 3, before=[EOS, 4])
     last = draw.request(0, 4, 9, 9)
-    yield roomy("one row, unequal prompts", [first, *others, (0, first[1], 3), with_eos, last], 1)
+    yield roomy("one row, unequal prompts", [first, *others, (0, first[1], 3), with_eos, after_eos, last], 1)
     yield roomy("one row, requests that arrive", draw.some(7, 20, 14, 60), 1)
 
 
@@ -121,6 +120,10 @@ def _prefixes(draw: _Draw) -> Iterator[Workload]:
         # The question after a third text, which begins like the first; then the first in another order.
         draw.request(67, 0, 5, 0, before=third), draw.request(74, 2, 5, 0, before=third),
         draw.request(78, 3, 4, 4, before=[*system[3::-1], *system[4:]]),
+        # Another first token, another one within a block, another first block.
+        draw.request(82, 3, 4, 4, before=[(system[0] + 1) % VOCABULARY, *system[1:]]),
+        draw.request(82, 3, 4, 4, before=[*system[:5], (system[5] + 1) % VOCABULARY, *system[6:]]),
+        draw.request(90, 2, 4, 4, before=[*other[:4], *system[4:]]),
     ]  # fmt: skip
     yield roomy("4 rows, prompts that begin alike", asked, 4, 32)
     pair = [draw.request(0, 3, 2, 2, before=system), draw.request(1, 2, 20, 20, before=system)]
@@ -152,17 +155,3 @@ def cases(milestone: str, seed: int = 0) -> Iterator[tuple[Workload, KeyedModel]
     model = KeyedModel(f"{milestone} {seed}")
     for workload in WORKLOADS[milestone](_Draw(Random(f"{milestone} {seed}"), model)):
         yield workload, model
-    yield real_case(milestone, seed)
-
-
-def real_case(milestone: str, seed: int) -> tuple[Workload, RealModel]:
-    """Return a few requests on the course's model, with the limits of a milestone."""
-    place = list(WORKLOADS).index(milestone)
-    tokenizer, random = load_model()[1], Random(seed)
-    prompts = [tokenizer(text)["input_ids"] for text in unseen_prompts(4, random.randrange(10**6))]
-    if place == 5:
-        prompts = [prompts[0] * 2 + prompt for prompt in prompts]
-    requests = [(4 * number * (place > 1), prompt, random.randint(4, 12)) for number, prompt in enumerate(prompts)]
-    rows, budget = (1 if place == 0 else 3), (NO_LIMIT if place < 3 else 9)
-    blocks = rows * max(map(_blocks, requests)) if place != 4 else 2 + max(map(_blocks, requests))
-    return Workload("the course's model", requests, rows, budget, blocks), RealModel(blocks, 4)

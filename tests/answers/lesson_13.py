@@ -1,8 +1,6 @@
 """Answers to the exercises of lesson 13."""
 
-import heapq
-import math
-from itertools import accumulate, chain, cycle, repeat, takewhile
+from itertools import accumulate, takewhile
 
 import numpy as np
 
@@ -69,56 +67,6 @@ ALMOST["verify"] |= {
     "should be a list, but is a generator": lambda outputs, *_: (tokens for tokens in outputs),
     "should be [[4]], but is []": lambda outputs, *_: [tokens for tokens in outputs if len(tokens) > 1],
     "changed its argument: `drafts`": lambda outputs, drafts, *_: drafts.clear() or outputs,
-}
-
-
-@right("settle")
-def by_what_is_rejected(computed, drafted, accepted, table, block_size):
-    computed += 1 + drafted - (drafted - accepted)
-    needed = math.ceil(computed / block_size)
-    return computed, table[:needed]
-
-
-@right("settle")
-def block_by_block(computed, drafted, accepted, table, block_size):
-    tokens = computed + accepted + 1
-    starts = [number * block_size for number in range(len(table))]
-    kept = [block for block, start in zip(table, starts, strict=True) if start < tokens]
-    return np.int64(tokens), kept
-
-
-ALMOST["settle"] |= {
-    "should be 2 values": lambda result, *_: result[:1],
-    "changed its argument: `table`": lambda result, c, d, a, table, b: table.clear() or result,
-}
-WRONG["settle"] |= {
-    "should be an int, but is the float": lambda c, d, a, table, b: (c + 1.0 + a, table[: math.ceil((c + 1 + a) / b)]),
-}
-
-
-@right("draft_lengths")
-def in_turns(budget, prefill_tokens, wanted):
-    lengths, left = [0] * len(wanted), budget - prefill_tokens - len(wanted)
-    for number in cycle(range(len(wanted))):
-        if left <= 0 or lengths == wanted:
-            return lengths
-        if lengths[number] < wanted[number]:
-            lengths[number] += 1
-            left -= 1
-
-
-@right("draft_lengths")
-def by_rank(budget, prefill_tokens, wanted):
-    """Rank all draft by (turn, request), and take as many as fit."""
-    left = max(0, budget - prefill_tokens - len(wanted))
-    ranked = chain.from_iterable(zip(range(most), repeat(number)) for number, most in enumerate(wanted))
-    taken = [number for _, number in heapq.nsmallest(left, ranked)]
-    return [taken.count(number) for number in range(len(wanted))]
-
-
-ALMOST["draft_lengths"] |= {
-    "should be a list, but is": lambda lengths, *_: dict(enumerate(lengths)),
-    "changed its argument: `wanted`": lambda lengths, budget, prefill, wanted: wanted.sort() or lengths,
 }
 
 

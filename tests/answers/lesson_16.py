@@ -9,6 +9,7 @@ from torch.nn.functional import gelu, linear
 from answers import ALMOST, WRONG, right
 
 
+<<<<<<< HEAD
 @right("split_linear")
 def with_slices(weight, bias, size, by):
     shares = []
@@ -52,10 +53,16 @@ ALMOST["split_linear"] |= {
 }
 
 
+=======
+>>>>>>> checks_b
 @right("split_mlp")
 def where_worker_0_adds_the_bias(x, up, down, size):
-    pairs = zip(with_slices(*up, size, "columns"), with_slices(*down, size, "rows"), strict=True)
-    parts = [linear(gelu(linear(x, *first), approximate="tanh"), *second) for first, second in pairs]
+    (w, b), (v, c) = up, down
+    biases = [c, *[c * 0] * (size - 1)]
+    parts = [
+        linear(gelu(linear(x, one, bias), approximate="tanh"), other, second)
+        for one, bias, other, second in zip(w.chunk(size), b.chunk(size), v.chunk(size, 1), biases, strict=True)
+    ]
     return parts, torch.stack(parts).sum(0)
 
 

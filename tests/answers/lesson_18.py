@@ -71,6 +71,7 @@ def _play(requests, rows, after):
     return times
 
 
+<<<<<<< HEAD
 @right("missing_count")
 def with_numpy(counts, times):
     found = {}
@@ -88,6 +89,8 @@ ALMOST["missing_count"] |= {
 }
 
 
+=======
+>>>>>>> checks_b
 @right("waiting_and_running")
 def with_a_function(requests, start, end):
     def mean(spans):

@@ -1,83 +1,10 @@
-"""Lesson 10, load: send times, latencies and goodput of an open loop, and a bounded queue."""
+"""Lesson 10, load: latencies and goodput of an open loop, and a bounded queue."""
 
-from collections.abc import Callable
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import ceil
-from numbers import Real
-from random import Random
-from statistics import pstdev
 
-from ..comparing import kind
-from ..exercise import Exercise, JudgedExercise, Wrong
+from ..exercise import Exercise
 from ..queues import first_mistake, run_story
-
-EVEN = "Users send independently of each other: sometimes several requests arrive at once, and then none for a while"
-SLOW, PAUSE, FAST = (2000.0, 0.5), (100.0, 0), (500.0, 4.0)
-SHORT = 400  # phases
-
-
-def are_poisson_arrivals(arrivals: Callable, seed: int) -> str | None:
-    """Judge send times by their statistics, since gaps can be drawn in many ways. All seeds try the same phases."""
-
-    def times_of(phases: list, number: int = 1) -> list[list[float]]:
-        """Return the times in each phase, from its start."""
-        told = f"{str(phases[:4])[:-1]}{', ...' * (len(phases) > 4)}], Random({number})"
-        times = arrivals(phases, Random(number), given=told)
-        if not isinstance(times, list | tuple) or not all(isinstance(one, Real) for one in times):
-            raise Wrong(f"should return a list of times, but returned {kind(times)} (given: {told}).")
-        if list(times) != sorted(times):
-            raise Wrong(f"returns times that do not increase: are these gaps, or does each phase begin at 0? ({told})")
-        starts = list(accumulate((seconds for seconds, _ in phases), initial=0))
-        if times and not 0 <= times[0] <= times[-1] < starts[-1]:
-            raise Wrong(f"sends a request at {times[-1]:.5g}, but the phases end at {starts[-1]:g} ({told})")
-        inside = [[time - a for time in times if a <= time < b] for a, b in pairwise(starts)]
-        for place, (_, rate) in enumerate(phases):
-            if inside[place] and not rate:
-                raise Wrong(f"sends requests in a pause: from {starts[place]:g} on, the rate is 0 ({told})")
-        return inside
-
-    for phases in ([(5.0, 0)], [(2.0, 0), (4.0, 5.0), (3.0, 0), (4.0, 1.0)], [(0.5, 0.1), (0.25, 9.0)], []):
-        times_of(phases)
-    slow, _, fast = times_of([SLOW, PAUSE, FAST])
-    for (seconds, rate), times in ((SLOW, slow), (FAST, fast)):
-        if abs(len(times) - seconds * rate) > 5 * (seconds * rate) ** 0.5:
-            return (
-                f"sends {len(times)} requests in {seconds:g} seconds at a rate of {rate:g} per second. The mean gap is "
-                "1 / rate, and a rate belongs to its phase"
-            )
-        gaps = [later - time for time, later in pairwise(times)]
-        spread = pstdev(gaps) * rate  # of exponential gaps: 1
-        if not 0.85 < spread < 1.25:
-            what = "at fixed intervals" if spread < 0.05 else "at intervals that are too even"
-            return f"sends {what if spread < 1 else 'too irregularly'}: draw exponential gaps. {EVEN}"
-        if max(gaps) * rate < 4.5 or sum(gap * rate < 0.1 for gap in gaps) < 0.05 * len(gaps):
-            return (
-                "sends at too few very short or very long intervals. Of exponential gaps, 10% are shorter than a tenth "
-                "of the mean, and 2% are longer than four times the mean"
-            )
-    counts = list(map(len, times_of([(2.0, 1.0)] * SHORT)))
-    if pstdev(counts) < 1:  # sqrt(2)
-        return f"sends nearly the same number of requests in every phase. {EVEN}, so their number is random, too"
-    if sum(times[:1] < [0.1] for times in times_of([(2.0, 1.0)] * SHORT) if times) > SHORT / 4:
-        return "sends the first request of a phase at its start: there is a gap before it, too"
-    counts = list(map(len, times_of([(2.0, 0.1), (2.0, 10.0)] * (SHORT // 2))))  # slow and fast, in turn
-    if sum(counts[1::2]) < 0.9 * 10 * SHORT or sum(counts[::2]) > 0.3 * SHORT:
-        return (
-            "lets a gap that was drawn at one phase's rate last into the next: where a fast phase follows a slow one, "
-            "requests are missing. Each phase begins with a new gap, at its own rate"
-        )
-    if times_of([FAST], 1) == times_of([FAST], 2):
-        return "never draws from the generator that it is given, or sets its seed. The seed is the caller's"
-    if times_of([FAST], 1) != times_of([FAST], 1):
-        return "draws from another generator than the one it is given: the same seed must give the same test"
-    return None
-
-
-poisson_arrivals = JudgedExercise(
-    "poisson_arrivals(phases, random)",
-    "requests arrive in bursts and with pauses, at the rate of the hour, and do not wait for earlier outputs",
-    are_poisson_arrivals,
-)
 
 
 @Exercise.declare("latency starts at the intended send time, so it includes the time that a request waits for others")
@@ -101,21 +28,6 @@ open_loop_latencies.table([
 ], given="sent at {}, service {}")  # fmt: skip
 
 
-def serving(rank):
-    """Return a wrong answer: of the waiting requests, it serves the one with the smallest rank first."""
-
-    def latencies(arrivals, service_seconds):
-        waiting, now, ends = set(range(len(arrivals))), 0.0, {}
-        while waiting:
-            now = max(now, min(arrivals[n] for n in waiting))
-            number = min((n for n in waiting if arrivals[n] <= now), key=lambda n: rank(n, service_seconds[n]))
-            waiting.remove(number)
-            now = ends[number] = now + service_seconds[number]
-        return [ends[n] - sent for n, sent in enumerate(arrivals)]
-
-    return latencies
-
-
 LATENCY = "begin + seconds - sent"
 open_loop_latencies.add_misconceptions({
     "returns the service times: a closed loop would measure just that. In an open loop, a request also waits while "
@@ -126,10 +38,6 @@ open_loop_latencies.add_misconceptions({
     "assumes that the previous request started when it was sent: it may have waited, too.": "= begin -> = sent",
     "counts only the wait. Latency lasts from the send time to the response.": f"{LATENCY} -> begin - sent",
     "returns the time of each response. Latency counts from the send time of each request.": " - sent -> ",
-    "serves the latest request first. The server runs requests in the order in which they are sent.":
-        serving(lambda number, seconds: -number),
-    "serves the shortest request first. The server runs requests in the order in which they are sent.":
-        serving(lambda number, seconds: (seconds, number)),
 })  # fmt: skip
 
 
@@ -194,12 +102,10 @@ goodput.add_misconceptions({
     "swaps the limits: the first is for TTFT, the second for TPOT.": "good = -> ttft, tpot = tpot, ttft; good =",
     "divides by the number of tokens. TPOT is the mean gap, and there is one gap fewer than there are tokens.":
         [f"{MEAN_GAP} -> (t[-1] - sent) / len(t)", "max(1, len(t) - 1) -> len(t)"],
-    "uses the time of the first token as TTFT, which counts from the send time.": "t[0] - sent -> t[0]",
     "counts all requests that were served, in time or not: that is throughput.": f" and {BOTH} -> ",
     "compares the longest gap with the limit: TPOT is the mean gap, so a long one among short ones can be within it.":
         f"{MEAN_GAP} -> max([b - a for a, b in pairwise(t)], default=0)",
     "leaves out requests of one token: they have no TPOT, and only TTFT has a limit.": "if t and -> if t[1:] and",
-    "counts tokens: the task asks for requests per second.": "good += 1 -> good += len(t)",
     "compares the means of all requests with the limits. Each request meets its limits or misses them.":
         f"{BOTH} -> statistics.mean(t[0] - sent for sent, t in requests if t) <= ttft "
         f"and statistics.mean({MEAN_GAP} for _, t in requests if t) <= tpot",
@@ -207,7 +113,6 @@ goodput.add_misconceptions({
         [f"good / seconds -> {share}" for share in (
             "good / max(1, len(requests))", "good / len(requests)", "100 * good / max(1, len(requests))",
             "good / max(1, sum(bool(t) for _, t in requests))")],
-    "returns the number of requests: the task asks for requests per second.": "good / seconds -> good",
     "assumes that every request has tokens. A refused one has none, and does not count.": "if t and -> if",
     "assumes that there is a second token: an output of one token has no TPOT, and only TTFT has a limit.":
         "max(1, len(t) - 1) -> (len(t) - 1)",

@@ -37,10 +37,6 @@ softmax.add_misconceptions({
     "difference can be far above 0, and its exponential too large for a float.": "max(scores) -> max(logits)",
     "subtracts more than the largest logit if all are negative: exponentials of numbers far below 0 are all 0.":
         ["max(scores) -> max(0, *scores)", "max(scores) -> max(map(abs, scores))"],
-    "divides the logits by their sum: without an exponential, a negative logit gets a negative share.":
-        "[math.exp(score - max(scores)) for score in scores] -> scores",
-    "gives the best token the probability 1: that is temperature 0.":
-        lambda logits, temperature: [float(logit == max(logits)) for logit in logits],
 })  # fmt: skip
 
 

@@ -73,10 +73,6 @@ allowed_tokens.add_misconceptions({
     "forgets that the token itself is one of those that are left.": "tokens_left - 1 -> tokens_left",
     "allows only EOS after a complete choice: a longer choice could still follow.":
         "return ids -> return [0] if text in choices else ids",
-    "allows tokens from anywhere in a choice: a token must continue the text where it ends.":
-        "choice.startswith(text + piece) -> piece in choice",
-    "counts one token for the rest of a choice, whatever it is: the vocabulary may have no such token.":
-        "fewest(rest, vocabulary[1:]) -> bool(rest)",
 })  # fmt: skip
 
 
@@ -102,8 +98,6 @@ masked_softmax.add_misconceptions({
     "gives removed tokens the logit 0, but e to the power of 0 is 1. Minus infinity removes a token.": "-math.inf -> 0",
     "gives removed tokens a logit that is not small enough: allowed ones can be lower. Minus infinity removes a token.":
         "-math.inf -> -1000.0",
-    "adds a mask of 1 and 0 to the logits: a 0 removes nothing.":
-        "logit if place in allowed else -math.inf -> logit + (place in allowed)",
     "subtracts the largest logit of all tokens. If a removed token has it, the exponentials of the allowed ones can "
     "become 0: subtract the largest *allowed* one.": "max(scores) -> max(logits)",
     "computes exponentials of the logits as they are: that of 1,000 is too large for a float. Subtract the largest "
@@ -112,12 +106,8 @@ masked_softmax.add_misconceptions({
     "large for a float.": "max(scores) -> logits[allowed[0]]",
     "subtracts 0 if all allowed logits are negative: exponentials of numbers far below 0 are all 0.":
         "max(scores) -> max(0, *scores)",
-    "allows all tokens between the first and the last allowed id.":
-        "place in allowed else -> min(allowed) <= place <= max(allowed) else",
     "inverts the mask: the tokens in `allowed` are those that stay.":
         "if place in allowed -> if place not in allowed or len(allowed) == len(logits)",
-    "gives all allowed tokens the same probability: their logits still count.":
-        "scores = [logit if place in allowed -> scores = [1 if place in allowed",
     "returns only the probabilities of the allowed tokens: in a shorter list, places are no longer ids.":
         lambda n, a: [value for place, value in enumerate(masked_softmax.solution(n, a)) if place in a],
     "does not divide by the sum: probabilities add up to 1.": "shares( -> list(",
@@ -152,14 +142,6 @@ def read(edges, state, text):
     return state
 
 
-def skipping(edges, state, text):
-    known = False
-    for character in text:
-        if character in edges[state]:
-            state, known = edges[state][character], True
-    return state if known else None
-
-
 READ = "read(edges, state, text)"
 next_states.add_misconceptions({
     "reads only the first character of a token: the pattern has to allow all.": f"{READ} -> edges[state].get(text[0])",
@@ -167,11 +149,8 @@ next_states.add_misconceptions({
     "loses tokens that lead to state 0: 0 is a state, too, and only None is none.": " is not None -> ",
     "refuses tokens that lead to a state without edges: the text may end there.":
         "after is not None -> after is not None and edges[after]",
-    "skips characters that have no edge: then a token that the pattern refuses is allowed.": "read( -> skipping(",
     "returns every token, with None for those that are not allowed: leave them out.": " if after is not None -> ",
     "stops at the first character without an edge, but allows the token: the pattern has to allow all characters.":
         f"{READ} -> next((one for end in range(len(text), 0, -1) "
         "if (one := read(edges, state, text[:end])) is not None), None)",
-    "reads all characters from the same state: each one leads to the next state.":
-        f"{READ} -> edges[state][text[-1]] if all(one in edges[state] for one in text) else None",
 })  # fmt: skip

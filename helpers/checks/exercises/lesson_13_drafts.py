@@ -1,4 +1,4 @@
-"""Lesson 13, speculative decoding: drafts, verification, rejection, and how many draft tokens pay."""
+"""Lesson 13, speculative decoding: drafts, verification, and how many draft tokens pay."""
 
 from ..exercise import Exercise
 from .lesson_1_next_token import ids
@@ -43,9 +43,6 @@ propose.add_misconceptions({
          for text in ("''", "' '")],
     "looks for more than three tokens first: three are enough, and the latest of their matches is taken.":
         ["(3, 2, 1) -> range(20, 0, -1)", "(3, 2, 1) -> (4, 3, 2, 1)"],
-    "returns the match itself: the draft is what follows it.": "token_ids[start + n :] -> token_ids[start:]",
-    "drafts only if as many tokens follow as are asked for: fewer help, too.":
-        "if token_ids[ -> if len(token_ids) - start - n >= min(k, remaining - 1) and token_ids[",
     "overlooks a match that only one token follows: that latest place is the first to look at.": "- n - 1, -> - n - 2,",
 })  # fmt: skip
 
@@ -110,86 +107,6 @@ verify.add_misconceptions({
     "than the draft, however many are accepted.": "start += len(own) -> start += len(outputs[-1])",
     "compares a draft token with the model's token for the place after it: the first draft token and the model's first "
     "token have the same place.": f"{TOKENS} -> [*own[1:], None][: len(agreed(draft, [*own[1:], None])) + 1]",
-    "cuts the drafts at EOS and adds the model's next token behind it: an accepted EOS ends the output.":
-        ("agreed(draft -> agreed(up_to_eos(draft, eos)", "up_to_eos(tokens, eos) -> tokens"),
-})  # fmt: skip
-
-
-@Exercise.declare(
-    "a rejection sets one number back, and the blocks follow from it", names=("the computed tokens", "the table")
-)
-def settle(computed, drafted, accepted, table, block_size):
-    now = computed + 1 + accepted
-    return now, table[: -(-now // block_size)]
-
-
-def _case(computed, drafted, accepted, size, blocks=(7, 0, 31, 4, 12, 300, 5, 18, 2)):
-    return computed, drafted, accepted, list(blocks[: -(-(computed + 1 + drafted) // size)]), size
-
-
-settle.table([
-    _case(*numbers)
-    for numbers in [(6, 4, 1, 4), (6, 4, 4, 4), (6, 4, 0, 4), (7, 4, 0, 4), (3, 4, 3, 4), (4, 3, 2, 4),
-                    (5, 0, 0, 4), (9, 6, 1, 2), (30, 5, 2, 16), (2, 3, 1, 1), (3, 6, 0, 2), (15, 1, 0, 16)]
-], lambda random: [_case(random.randint(1, 20), 5, random.randint(0, 4), 3, random.sample(range(40), 9))])  # fmt: skip
-
-settle.add_misconceptions({
-    "keeps the keys of rejected tokens. They belong to another text, and every later token would attend to them.":
-        "1 + accepted -> 1 + drafted",
-    "counts the token that the pass has chosen. It has no keys yet: the next pass computes it.": "1 + -> 2 +",
-    "keeps the blocks of rejected tokens: other requests may need them.": "-now // -> -(computed + 1 + drafted) //",
-    "keeps an empty block if the last one is exactly full: round up the number of blocks instead of adding one.":
-        "-(-now // block_size) -> now // block_size + 1",
-    "keeps no accepted token if one is rejected: those before it are right, and so are their keys.":
-        "1 + accepted -> 1 + drafted * (accepted == drafted)",
-    "sets the number back by the accepted tokens: it is the rejected ones whose keys belong to another text.":
-        "+ accepted -> + drafted - accepted",
-})  # fmt: skip
-
-
-@Exercise.declare("drafts take only what decodes and prompts leave, so speculation fades as load rises")
-def draft_lengths(budget, prefill_tokens, wanted):
-    left = budget - prefill_tokens - len(wanted)
-    return one_by_one(left, wanted)
-
-
-draft_lengths.table([
-    (12, 3, [4, 4, 1]), (12, 0, [4, 4, 1]), (64, 10, [4, 0, 2, 4]), (16, 9, [4, 4, 4]), (16, 13, [4, 4, 4]),
-    (16, 12, [4, 4, 4]), (5, 0, [3, 3, 3]), (4, 1, [3, 3, 3]), (3, 2, [3, 3, 3]), (6, 7, [2, 1]), (8, 0, [7]),
-    (8, 3, [2, 5]), (6, 1, [1, 3, 2]),
-    (11, 0, [1, 4, 1, 4]), (10, 1, [0, 5, 0]), (8, 1, [0, 5, 0]), (9, 2, [3, 0, 3, 0]), (99, 20, [30, 7, 12]),
-    (512, 500, [5, 5, 5, 5]),
-], lambda random: [(random.randint(12, 22), 2, [random.randint(0, 5) for _ in range(6)])],
-   given="budget {}, {} prompt tokens, draft tokens wanted {}")  # fmt: skip
-
-
-def one_by_one(left, wanted):
-    turns = sorted((turn, number) for number, most in enumerate(wanted) for turn in range(most))
-    served = [number for _, number in turns[: max(0, left)]]
-    return [served.count(number) for number in range(len(wanted))]
-
-
-SHARED = "one_by_one(left, wanted)"
-draft_lengths.add_misconceptions({
-    "forgets the decodes: each running request computes its newest token first.":
-        [" - len(wanted) -> ", " - prefill_tokens - len(wanted) -> "],
-    "forgets the decodes of requests that want no draft: each computes its newest token all the same.":
-        "len(wanted) -> sum(map(bool, wanted))",
-    "gives other requests their turn before the first ones.": [
-        f"{SHARED} -> one_by_one(left, wanted[::-1])[::-1]",
-        f"{SHARED} -> (order := sorted(range(len(wanted)), key=lambda n: -wanted[n])) and [one_by_one(left, "
-        "[wanted[n] for n in order])[order.index(n)] for n in range(len(wanted))]"],
-    "drafts for all or for none: what is left of the budget can be used.":
-        f"{SHARED} -> list(wanted) if sum(wanted) <= left else [0] * len(wanted)",
-    "lets drafts take the prompt's budget: it would wait for tokens that may be rejected.": " - prefill_tokens -> ",
-    "serves the first request in full, then the next: let them take turns, one draft token at a time.":
-        f"{SHARED} -> [min(most, max(0, left - sum(wanted[:n]))) for n, most in enumerate(wanted)]",
-    "gives every request the same share, and loses what is left over: a request that wants less leaves the rest "
-    "to the others.":
-        [f"{SHARED} -> [min(most, max(0, left) // len(wanted){rest}) for n, most in enumerate(wanted)]"
-         for rest in ("", " + (n < max(0, left) % len(wanted))")],
-    "gives every request what it wants if the budget is too small for the newest tokens and the prompts: there are "
-    "no drafts then.": f"{SHARED} -> list(wanted) if left < 0 else {SHARED}",
 })  # fmt: skip
 
 

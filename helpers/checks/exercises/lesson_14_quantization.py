@@ -2,7 +2,6 @@
 
 import torch
 
-from ..calling import call_without_casts_of_nan
 from ..comparing import is_number, kind
 from ..exercise import Exercise, JudgedExercise, Passed, Wrong
 
@@ -56,56 +55,12 @@ quantize.add_misconceptions({
     "divides the range into 2**bits steps: 2**bits integers have one step less between them, and the largest value "
     "would wrap around to 0.": "/ (2**bits - 1) -> / 2**bits",
     "drops the zero point: negative values get negative integers, and these do not exist.": " + zero_point -> ",
-    "subtracts the zero point: it is the integer of 0, so it is added to all.": "+ zero_point -> - zero_point",
     "returns the smallest value as the zero point, the integer that stands for 0.": "round(-low / scale) -> -low",
     "returns the integer of the smallest value as the zero point: it is the integer that stands for 0.": "-low -> low",
     "cuts off the fraction, or rounds it up: the nearest integer has a smaller error.":
         ["round(value -> int(value", "round(value -> math.ceil(value"],
     "has an integer of 2**bits: where the largest value and the zero point are both rounded up, their sum is too large "
     "by one.": "min(one, 2**bits - 1) -> one",
-    "takes the scale from the mean: values beyond it need integers that do not exist. The range decides.":
-        f"{LIMITS} -> -(mean := sum(map(abs, values)) / len(values)), mean",
-})  # fmt: skip
-
-
-@Exercise.declare("the zero points leave the product with the sums of the inputs, so a kernel needs no float weights")
-def multiply(x, integers, scales, zeros, group):
-    total = 0.0
-    for n, start in enumerate(range(0, len(x), group)):
-        part = x[start : start + group]
-        products = sum(one * other for one, other in zip(part, integers[start:], strict=False))
-        total += scales[n] * (products - zeros[n] * sum(part))
-    return total
-
-
-multiply.table([
-    ([1.0, 2.0], [3, 7], [0.5], [5], 2), ([1.0, -2.0, 0.5, 3.0], [15, 0, 8, 2], [0.5, 2.0], [8, 8], 2),
-    ([1.0, -2.0, 0.5, 3.0], [15, 0, 8, 2], [0.5, 2.0], [3, 11], 2),
-    ([2.0, 1.0, 4.0, -1.0], [1, 2, 3, 4], [0.25], [6], 4),
-    ([2.0, 1.0, 4.0], [9, 2, 7], [0.25, 1.0, 0.5], [6, 1, 15], 1),
-    ([0.0, 1.0, 1.0, 0.0], [5, 5, 9, 9], [1.0, 3.0], [0, 0], 2),
-    ([1.0, 2.0, -1.0, 3.0, 1.0, 2.0], [4, 15, 0, 9, 1, 7], [0.5, 0.125], [13, 4], 3),
-], lambda random: [
-    ([float(random.randint(-3, 3)) for _ in range(6)], random.choices(range(16), k=6), [0.5, 0.125], [9, 4], 3)
-])  # fmt: skip
-
-multiply.add_misconceptions({
-    "drops the zero points: an integer stands for (integer - zero point) * scale.": " - zeros[n] * sum(part) -> ",
-    "adds the zero points: a weight is (integer - zero point) * scale.": "- zeros[n] -> + zeros[n]",
-    "subtracts the zero points after scaling: they are integers, so they are scaled, too.":
-        "(products - zeros[n] * sum(part)) -> products - zeros[n] * sum(part)",
-    "subtracts a zero point once per group: each weight of the group contains it, so each input multiplies it.":
-        "zeros[n] * sum(part) -> zeros[n]",
-    "subtracts a zero point once per weight, but does not multiply it by the inputs.": "sum(part) -> len(part)",
-    "uses the first group's zero point or scale for all others.": ["zeros[n] -> zeros[0]", "scales[n] -> scales[0]"],
-    "takes the mean of the zero points or of the scales: each group has its own.":
-        ["zeros[n] -> statistics.mean(zeros)", "scales[n] -> statistics.mean(scales)"],
-    "gives the groups' scales and zero points to the weights in turn: neighbors share them.":
-        lambda x, integers, scales, zeros, group: sum(
-            one * (other - zeros[n % len(zeros)]) * scales[n % len(scales)]
-            for n, (one, other) in enumerate(zip(x, integers, strict=True))),
-    "leaves out the scales: an integer counts steps, and a scale is their size.": "scales[n] * -> 1 *",
-    "multiplies a zero point by the sum of all inputs: only those of its own group have it.": "sum(part) -> sum(x)",
 })  # fmt: skip
 
 
@@ -141,8 +96,7 @@ failing_weights = JudgedExercise(
 
 SMALL = {
     "a token": [[1.0, -0.3, 0.2]], "the same token and a larger one": [[1.0, -0.3, 0.2], [0.1, 50.0, -8.0]],
-    "halves": [[127.0, 2.5, -0.5]], "a token of zeros": [[0.1, 50.0, -8.0], [0.0, 0.0, 0.0], [1.0, -0.3, 0.2]],
-    "zeros": [[0.0, 0.0, 0.0]], "a negative token": [[-3.0, -1.0, -0.1], [0.1, 50.0, -8.0]],
+    "halves": [[127.0, 2.5, -0.5]], "a negative token": [[-3.0, -1.0, -0.1], [0.1, 50.0, -8.0]],
 }  # fmt: skip
 BEYOND_127 = "", ".clamp(-127, 127)", ".clamp(-128, 127)", ".to(torch.int8)"  # what becomes of larger integers
 
@@ -158,11 +112,9 @@ def draw(random, *shape):
 @Exercise.declare(
     "both scales leave the sum, which is one of integers: exact, and the same for a token in any batch",
     names=("the sums", "the outputs"),
-    observe=call_without_casts_of_nan,
 )
 def integer_product(x, integers, scales):
-    largest = x.abs().amax(1, keepdim=True)
-    step = torch.where(largest > 0, largest / 127, 1.0)
+    step = x.abs().amax(1, keepdim=True) / 127
     rounded = (x / step).round()
     sums = rounded.int() @ integers.int().T
     return sums, sums * step * scales
@@ -189,19 +141,16 @@ def the_size_of_integers(result, arguments):
 
 
 LARGEST, SUMS = "x.abs().amax(1, keepdim=True)", "rounded.int() @ integers.int().T"
-ROUNDING = {  # how both tasks round a vector
-    "takes the largest number with its sign: a negative one may be larger in size.":
-        [(".abs().amax( -> .amax(", f".round() -> .round(){change}") for change in BEYOND_127],
-    "maps the largest number to 128, which 8 bits cannot hold: divide by 127.":
-        [("/ 127 -> / 128", f".round() -> .round(){change}") for change in BEYOND_127],
-    "cuts off the fraction: the nearest integer is closer.": [".round() -> .trunc()", ".round() -> .floor()"],
-}  # fmt: skip
 integer_product.add_misconceptions({
     "takes one scale for the batch: beside a larger token, a token's integers change.": f"{LARGEST} -> x.abs().max()",
     "takes a scale per input instead of one per token: each product of a sum has another one, so none can leave it.":
         [(f"{LARGEST} -> x.abs().amax(0)", f"sums * step -> {scaled}")
          for scaled in ("sums * step", "(rounded * step) @ integers.float().T")],
-    **ROUNDING,
+    "takes the largest number with its sign: a negative one may be larger in size.":
+        [(".abs().amax( -> .amax(", f".round() -> .round(){change}") for change in BEYOND_127],
+    "maps the largest number to 128, which 8 bits cannot hold: divide by 127.":
+        [("/ 127 -> / 128", f".round() -> .round(){change}") for change in BEYOND_127],
+    "cuts off the fraction: the nearest integer is closer.": [".round() -> .trunc()", ".round() -> .floor()"],
     "computes the outputs from the inputs as they were: they come from the same sums of integers.":
         "sums * step * scales -> x @ integers.float().T * scales",
     "adds up in 8 or 16 bits: a single product of two such integers may need 15, so their sum needs 32.":
@@ -212,41 +161,4 @@ integer_product.add_misconceptions({
         ["sums * step * -> sums * ", "* step * scales -> * step"],
     "takes the first token's scale for all: with other tokens before it, a token has other integers.":
         [(f"{LARGEST} -> x[:1].abs().amax(1, keepdim=True)", f".round() -> .round(){change}") for change in BEYOND_127],
-    "divides the zeros of a token by a step of 0: the quotient is NaN, and no integer stands for it.":
-        "torch.where(largest > 0, largest / 127, 1.0) -> largest / 127",
-})  # fmt: skip
-
-
-@Exercise.declare(
-    "a key is rounded once, when it is written, so its scale must not depend on any other",
-    names=("the integers", "the scales"),
-)
-def rounded_cache(keys):
-    largest = keys.abs().amax(2)
-    scales = torch.where(largest > 0, largest / 127, 1.0)
-    return (keys / scales[..., None]).round().to(torch.int8), scales
-
-
-rounded_cache.table([
-    *((name, [keys]) for name, keys in SMALL.items()), ((2, 5, 8),), ((3, 4, 3),), ((1, 4, 16),), ((4, 1, 6),),
-], lambda random: [((random.randint(2, 4), 6, 4),)], given="keys, or their (heads, tokens, head dim): {}",
-   build=lambda random, keys: [torch.tensor(keys) if isinstance(keys, list) else draw(random, *keys)])  # fmt: skip
-
-
-@rounded_cache.ignoring
-def the_shape_of_the_scales(result, arguments):
-    """Give each key its scale, even if several share one: the message is about that, not about a shape."""
-    (integers, scales), (heads, tokens, _) = result, arguments[0].shape
-    rows = 1 if scales.numel() in (1, tokens) else heads
-    return integers, scales.reshape(rows, -1).expand(heads, tokens)
-
-
-rounded_cache.add_misconceptions({
-    "takes one scale per head: a new token that is larger would change the integers of all earlier ones.":
-        "keys.abs().amax(2) -> keys.abs().amax((1, 2))[:, None].expand(keys.shape[:2])",
-    "takes one scale per token: a head of large numbers leaves few steps to the other heads.":
-        "keys.abs().amax(2) -> keys.abs().amax((0, 2)).expand(keys.shape[:2])",
-    "takes a scale per number of the head dim: with a new token, those of all earlier ones would change.":
-        ("amax(2) -> amax(1)", "scales[..., None] -> scales[:, None]"),
-    **ROUNDING,
 })  # fmt: skip

@@ -2,58 +2,9 @@
 
 from itertools import accumulate, groupby
 
-from ..adapted_layers import with_calls, with_multiplications
+from ..adapted_layers import with_calls
 from ..exercise import Exercise
 from ..hand_made import randn
-
-
-@Exercise.declare(
-    "an adapter is two small products beside the base's, so the weight stays the same for all rows",
-    observe=with_multiplications,
-)
-def adapted_linear(x, weight, a, b, alpha):
-    scale = alpha / len(a)
-    return x @ weight.T + scale * (x @ a.T @ b.T)
-
-
-adapted_linear.table([
-    (2, 8, 12, 2, 8), (1, 8, 8, 4, 2), (2, 12, 9, 3, 3), (3, 16, 16, 1, 16), (2, 8, 8, 8, 2), (3, 24, 20, 4, 0.5),
-], lambda random: [(2, random.randint(8, 12), random.randint(8, 12), 5, random.randint(6, 9))],
-   given="{} rows, {} inputs, {} outputs, rank {}, alpha {}", build=lambda random, rows, inputs, outputs, rank, alpha: (
-    *randn(random, (rows, inputs), (outputs, inputs), (rank, inputs), (outputs, rank)), alpha))  # fmt: skip
-adapted_linear.ignoring(lambda result, arguments: result["outputs"])  # a rule judges the multiplications
-
-
-@adapted_linear.rule
-def does_not_merge(arguments, outcome, right):
-    x, weight, a, b, _ = arguments
-    scaled = len(x) * len(weight) + a.numel() + b.numel()  # whatever is multiplied by the scale
-    most, computed = right.result["multiplications"] + scaled, outcome.result["multiplications"]
-    if computed <= most:
-        return None
-    return (
-        f"computes {computed} multiplications, and {most} are enough. A product of B and A is as large as the weight, "
-        "and each adapter would need its own"
-    )
-
-
-BESIDE, SMALL = "x @ weight.T + scale * (x @ a.T @ b.T)", "x @ a.T @ b.T"
-adapted_linear.add_misconceptions({
-    "forgets the scaling: what A and B add is multiplied by alpha / rank.": "alpha / len(a) -> 1",
-    "multiplies by alpha alone: divided by the rank, it fits every rank.": "alpha / len(a) -> alpha",
-    "divides alpha by the root of the rank, like rsLoRA: here, training used alpha / rank.": "len(a) -> len(a) ** 0.5",
-    "divides the rank by alpha: it is the other way around.": "alpha / len(a) -> len(a) / alpha",
-    "cuts off the fraction of the scale: an alpha below the rank would make it 0.": "alpha / len(a) -> alpha // len(a)",
-    "divides alpha by the inputs or the outputs: the rank is the dimension that A and B share.":
-        ["len(a) -> len(weight)", "len(a) -> a.shape[1]"],
-    "scales twice, once with A and once with B: once is enough.": "scale * (x -> scale * scale * (x",
-    "scales the base's product: only the adapter's part is scaled.":
-        [f"{BESIDE} -> scale * (x @ weight.T + {SMALL})", f"{BESIDE} -> scale * (x @ weight.T) + {SMALL}"],
-    "swaps A and B: A comes first and takes the inputs to the rank, B takes the rank to the outputs.":
-        [f"{SMALL} -> x @ b @ a", f"{SMALL} -> x @ b.T @ a.T"],
-    "returns only what the adapter adds: the base's product is missing.": "x @ weight.T + -> ",
-    "gives A the base's outputs: an adapter starts from the layer's inputs.": f"{SMALL} -> x @ weight.T @ a.T @ b.T",
-})  # fmt: skip
 
 
 @Exercise.declare("a pass reads the base once, and each adapter of its rows once", observe=with_calls)
@@ -107,15 +58,12 @@ adapt_rows.add_misconceptions({
         "for _ in range(tokens)] -> ]; names = (names + [None] * len(x))[: len(x)]",
     "returns the rows in the order of the groups: they belong where their inputs are.":
         [f"return y -> return y[{order}]" for order in GROUPED],
-    "sorts the rows once more: to undo a sorting, each row goes back to where it was.":
-        [f"return y -> return y[{order}][{order}]" for order in GROUPED],
     "adds every adapter's products to all rows: each row gets those of its own.": f"{ADD} -> y += adapters[name](x)",
     "calls the base again for each group: each call reads all of its weights, so one call has to serve all rows.":
         [PER_ROW, (PER_ROW, PRODUCTS_PER_ROW),
          "y = base(x) -> groups = [[row for row, own in enumerate(names) if own == name] for name in set(names)]\n"
          "    y = torch.cat([base(x[rows]) for rows in groups])[torch.tensor(sum(groups, [])).argsort()]",
          f"{ADD} -> y[rows] = base(x[rows]) + {PRODUCTS}"],
-    "replaces the base's outputs by an adapter's products: these are added.": f"{ADD} -> y[rows] = {PRODUCTS}",
     "calls an adapter again for each of its rows: each call reads its matrices.": PRODUCTS_PER_ROW,
     "calls an adapter again for each chunk, or for rows that are apart: its matrices are read again.":
         [(f"for name in {OCCURRING} -> for name, rows in apart({groups})",
@@ -124,14 +72,6 @@ adapt_rows.add_misconceptions({
     "computes an adapter's products for rows that have another one or none, and throws them away.":
         [(f"{OCCURRING} -> {loop}", f"{PRODUCTS} -> adapters[name](x)[rows]") for loop in (OCCURRING, "adapters")],
     "calls adapters that no row has: hundreds may be loaded, and each call reads matrices.": f"{OCCURRING} -> adapters",
-    "adds an adapter's products to only one of its rows.": "rows = [row for -> rows = [names.index(name) for",
-    "drops the outputs of rows without an adapter: the base's are theirs.":
-        ["return y -> y[[name is None for name in names]] = 0; return y",
-         "return y -> return y[[name is not None for name in names]]"],
-    "gives an adapter to rows that have none: they get what the base returns.":
-        [f"y = base(x) -> y, names = base(x), [name or list(adapters)[{place}] for name in names]"
-         for place in (0, -1)],
-    "gives an adapter the base's outputs: it starts from the inputs.": "(x[rows]) -> (y[rows])",
 })  # fmt: skip
 
 
@@ -224,13 +164,9 @@ cached_blocks.add_misconceptions({
         "cache.clear() -> cache = {key for key in cache if key[0]}",
     "looks only at a block's own tokens, or back at one block more: keys depend on everything before them.":
         [(f"*ids[:end] -> {seen}", f"{COUNT} -> {count}") for seen in SEEN for count in (COUNT, LEADING)],
-    "leaves out a block that holds a prompt's last token: in this task, it counts.":
-        ["len(ids) + 1 -> len(ids)", f"{COUNT} -> min((len(ids) - 1) // block_size, {COUNT})"],
     "counts a block that is not full: it will get more tokens.": "len(ids) + 1 -> len(ids) + block_size",
     "finds the blocks that the request itself has just computed.":
         ("cache.update(keys) -> pass", "found.append( -> cache.update(keys); found.append("),
-    "forgets only the adapters' blocks at an update: the base model's are those of the old weights, too.":
-        "cache.clear() -> cache = {key for key in cache if not key[0]}",
 })  # fmt: skip
 
 
@@ -287,9 +223,6 @@ live_update.add_misconceptions({
     "lets requests begin with the new weights beside those that finish with the old ones: a pass has one set of "
     "weights.": ("waits = -> waits = False and", "+= not is_new -> += not is_new and arrival < update",
                  "< most] -> < most and arrival < update]", f"{ALL} -> {ALL} if running == 'recompute' else cached"),
-    "computes every text anew in every pass: keys of the same weights stay in the cache.": " - cached[n] -> ",
-    "counts only the tokens from before the update as old ones: with 'finish', some requests get old ones afterwards.":
-        "+= not is_new -> += len(passes) <= update",
     "recomputes only the prompts, or only the generated tokens: the keys of both are of the old weights.":
         [f"{ALL} -> is_new, cached = True, [{kept} if n in begun else 0 for n in range(len(requests))]"
          for kept in ("done[n]", "done[n] - 1", "requests[n][1]")],

@@ -1,53 +1,11 @@
 """Lesson 16, one model on several processes: what each worker has, and what the workers exchange."""
 
-import torch
 from torch.nn.functional import gelu
 
 from ..calling import or_error
 from ..comparing import difference
 from ..exercise import Exercise
 from ..hand_made import randn
-
-
-@Exercise.declare(
-    "the outputs of a layer that is split by columns are joined, those of one that is split by rows are added"
-)
-def split_linear(weight, bias, size, by):
-    none = torch.zeros_like(bias)
-    if by == "columns":
-        return list(zip(weight.chunk(size, 0), bias.chunk(size), strict=True))
-    return list(zip(weight.chunk(size, 1), [bias] + [none] * (size - 1), strict=True))
-
-
-BOTH_WAYS = "columns", "rows"
-split_linear.table([
-    (*sizes, by) for sizes in [(4, 6, 2), (6, 4, 2), (9, 6, 3), (4, 8, 4), (6, 6, 2), (3, 5, 1)] for by in BOTH_WAYS
-], lambda random: [(3 * random.randint(1, 3), 3 * random.randint(1, 3), 3, by) for by in BOTH_WAYS],
-   given="{} outputs, {} inputs, {} workers, by {}", build=lambda random, outputs, inputs, size, by: (
-    *randn(random, (outputs, inputs), (outputs,)), size, by))  # fmt: skip
-
-CUT, ONCE = "bias.chunk(size)", "[bias] + [none] * (size - 1)"
-COLUMNS_IN_TURN = (
-    "weight.chunk(size, 0) -> [weight[n::size] for n in range(size)]",
-    f"{CUT} -> [bias[n::size] for n in range(size)]",
-)
-ROWS_IN_TURN = "weight.chunk(size, 1) -> [weight[:, n::size] for n in range(size)]"
-split_linear.add_misconceptions({
-    "exchanges columns and rows: the weight is stored as [outputs, inputs], and a split by columns shares out the "
-    "outputs.": ['"columns" -> "rows"', ("size, 0 -> size, -2", "size, 1 -> size, 0", "size, -2 -> size, 1")],
-    "splits both kinds of layers in the same way: `by` says which way.": ["by == -> by or", "if by == -> if not"],
-    "gives every worker the whole bias of a layer that is split by rows: the sum would contain it several times.":
-        f"{ONCE} -> [bias] * size",
-    "does not give the bias of a layer that is split by rows to worker 0 alone: the sum must contain it once.":
-        [f"{ONCE} -> {other}" for other in (CUT, "[bias / size] * size", "[none] * size")],
-    "gives workers another bias than that of their own outputs when it splits by columns.":
-        [f"{CUT} -> [bias] * size", f"{CUT} -> [one * (not n) for n, one in enumerate({CUT})]"],
-    "deals out rows or columns in turn: neighbors stay together, so that joined outputs are in order.":
-        [(*COLUMNS_IN_TURN, ROWS_IN_TURN), COLUMNS_IN_TURN, ROWS_IN_TURN],
-    "gives every worker the whole weight: none of them would save anything.":
-        [("weight.chunk(size, 0) -> [weight] * size", "weight.chunk(size, 1) -> [weight] * size", *biases)
-         for biases in ((), (f"{ONCE} -> [bias] * size", f"{CUT} -> [bias] * size"))],
-})  # fmt: skip
 
 
 @Exercise.declare(
@@ -101,13 +59,8 @@ split_mlp.add_misconceptions({
     "leaves out the second bias.": f"{SUM} -> sum(parts)",
     "leaves out the first bias: each worker adds its share of it before the activation.": " + own_b -> ",
     "leaves out the activation: two linear layers in a row are one.": f"{GELU} -> (x @ own_w.T + own_b)",
-    "applies the activation after the second layer: its place is between the two.":
-        f"{GELU} {OUT} -> gelu((x @ own_w.T + own_b) {OUT}, approximate='tanh')",
-    "computes another GELU: this one has the approximation 'tanh', as in GPT-2.": ', approximate="tanh" -> ',
     "joins the parts instead of adding them: each part has all outputs, and of each a share of its sum.":
         instead_of_the_sum(*(f"torch.{how}(parts{dim})" for how in ("cat", "stack") for dim in ("", ", 1"))),
-    "returns the mean of the parts, or one of them: they are shares of a sum.":
-        instead_of_the_sum("sum(parts) / size", "parts[0]", "parts[-1]"),
     "splits both layers by columns: each worker of the second one needs the inner numbers of all others, which is a "
     "second exchange.": ("w.chunk(size) -> [w] * size", EVERYWHERE, *IN_COLUMNS),
     "computes the whole MLP in every worker: each has a share of the inner numbers.":
@@ -159,11 +112,8 @@ qkv_rows.add_misconceptions({
     "cuts the whole matrix into equal pieces: the first workers would get the queries, the last one the values.":
         f"{PARTS} -> ((0, heads + 2 * kv_heads),)",
     "shares out only the queries: a worker also computes the keys and values they read.": f"{PARTS} -> ((0, heads),)",
-    "gives every worker all KV heads: it needs those that its own query heads read, and no others.":
-        f"{SPAN} -> (first, first + count) if first else (n * count // size, (n + 1) * count // size)",
     "shares out the queries without their KV heads: query head 0 reads KV head 0, and so do its neighbors.":
         [f"{ROWS} -> ({one} if first else {other})" for one, other in ((TURNS, TURNS), (ROWS, TURNS), (TURNS, ROWS))],
-    "returns heads: each has as many rows as `head_dim` says.": f"{ROWS} -> range(begin, end)",
     "counts as many KV heads as query heads: here, several query heads may share one.":
         f"{PARTS} -> ((0, heads), (heads, heads), (2 * heads, heads))",
 })  # fmt: skip

@@ -1,54 +1,9 @@
-"""Lesson 17, many replicas: reports of caches, streams that are resumed and delivered once, a contest of routers."""
+"""Lesson 17, many replicas: streams that are resumed and delivered once, a contest of routers."""
 
 from collections.abc import Callable
 
 from ..exercise import Exercise, JudgedExercise, Passed
 from ..routing import SIGNATURE, baselines, score_route, standing
-
-
-@Exercise.declare(
-    "a chain of hashes tells how much of a prompt each replica has, up to the first block that is missing"
-)
-def cached_on(reports, hashes, replicas):
-    known = {(replica, digest): cached for replica, digest, cached in reports}
-    counts = []
-    for replica in range(replicas):
-        present = [known.get((replica, digest), False) for digest in hashes]
-        counts.append([*present, False].index(False))
-    return counts
-
-
-cached_on.table([
-    ([(0, "a", True), (0, "b", True), (1, "a", True), (0, "b", False)], ["a", "b"], 2), ([], ["a", "b"], 3),
-    ([(0, "b", True), (0, "c", True), (1, "a", True), (1, "c", True)], ["a", "b", "c"], 2),
-    ([(1, "a", True), (1, "b", True), (0, "a", True), (1, "a", False)], ["a", "b"], 2),
-    ([(0, "a", True), (0, "a", False), (0, "b", True), (0, "a", True)], ["a", "b", "c"], 1),
-    ([(0, "a", True), (1, "x", True), (1, "y", True), (0, "y", True)], ["a", "b"], 2),
-    ([(2, "a", True), (2, "b", True), (2, "c", True), (0, "a", True), (0, "c", True)], ["a", "b", "c"], 3),
-    ([(0, "b", True), (0, "a", True), (1, "a", False), (1, "a", True)], ["b", "a"], 2),
-    ([(0, "a", True), (0, "a", True), (0, "a", False), (1, "a", True), (1, "a", True)], ["a"], 2),
-    ([(0, "a", True)], [], 2), ([(0, "a", True), (0, "b", True), (0, "a", False), (0, "a", True)], ["a", "b"], 1),
-    ([(1, "a", True), (1, "b", True), (1, "c", True), (1, "b", False), (1, "b", True)], ["a", "b", "c"], 2),
-], lambda random: [
-    ([(random.randrange(3), random.choice("abcd"), random.random() < 0.7) for _ in range(14)], list("abcd"), 3)
-], given="reports {}, the prompt's hashes {}, {} replicas")  # fmt: skip
-
-LEADING = "[*present, False].index(False)"
-cached_on.add_misconceptions({
-    "drops a block for good once it has been evicted: it can be cached again, so its last report counts.":
-        "in reports} -> in sorted(reports, key=lambda report: -report[2])}",
-    "counts blocks after a missing one. Keys and values depend on everything before them, and the prompt is computed "
-    "from the first missing block on.": f"{LEADING} -> sum(present)",
-    "drops the blocks behind an evicted one, too: they are still cached, and count again once it is back.":
-        lambda reports, hashes, replicas: cached_on.solution([
-            (replica, later, cached) for replica, digest, cached in reports
-            for later in ([digest] if cached or digest not in hashes else hashes[hashes.index(digest):])
-        ], hashes, replicas),
-    "counts missing blocks, if a later one is cached: a replica can use only the blocks before the first gap.":
-        f"{LEADING} -> max([n + 1 for n, one in enumerate(present) if one], default=0)",
-    "counts a prompt only if all of its blocks are cached: a replica that has the first ones need not compute those.":
-        f"{LEADING} -> len(present) * all(present)",
-})  # fmt: skip
 
 
 @Exercise.declare("an output continues from its tokens alone, and what counts tokens or draws goes on counting")
@@ -71,15 +26,11 @@ resume.add_misconceptions({
     "resumes outputs that have finished: clients would get more tokens than they should.": "if not finished -> ",
     "computes the prompt only: the model would generate the delivered tokens again, and the client would get them "
     "twice.": "prompt + tokens -> prompt",
-    "leaves out the prompt: every token depends on it.": "prompt + tokens -> tokens",
     "leaves out the last delivered token. It has no keys and values yet, but it is part of the text.":
         "prompt + tokens -> prompt + tokens[:-1]",
     "allows max_tokens further tokens: those that were delivered count, too.": "max_tokens - len(tokens) -> max_tokens",
-    "counts the prompt's tokens against max_tokens, which limits the output.":
-        "max_tokens - len(tokens) -> max_tokens - len(prompt + tokens)",
     "numbers the outputs anew: the client knows them by their numbers, and the seed of each depends on its number.":
         "enumerate(outputs) -> enumerate([one for one in outputs if not one[1]])",
-    "skips one draw too few: the last one would be used again.": ", len(tokens)) -> , max(0, len(tokens) - 1))",
     "begins with the first draw again. The delivered tokens have used one draw each, and the next token needs the "
     "draw after them.": ", len(tokens)) -> , 0)",
     "skips draws of the prompt or of other outputs: each output has a random generator of its own.": [

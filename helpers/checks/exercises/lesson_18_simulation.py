@@ -1,6 +1,4 @@
-"""Lesson 18, the simulation and its answer: an event loop, a missing count, Little's law, and the smallest fleet."""
-
-import numpy as np
+"""Lesson 18, the simulation and its answer: an event loop, Little's law, and the smallest fleet."""
 
 from ..exercise import Exercise
 
@@ -56,94 +54,9 @@ finish_times.add_misconceptions({
         ("if not running: -> before = len(running)\n        if not running:", "* len(running) -> * before"),
     "pays the constant for every row: all rows of an iteration share it.":
         "constant + per_row * len(running) -> (constant + per_row) * len(running)",
-    "gives no token in the first iteration of a request: a prefill yields the first token.": "= tokens -> = tokens + 1",
     "returns when the last iteration of a request begins: its token is available at the end.":
         ("now += -> begin, now = now, now +", "times[number] = now -> times[number] = begin"),
-    "runs more requests than there are rows.": "len(running) < rows -> True",
     "pays for all rows: only those that run make the iteration longer.": "per_row * len(running) -> per_row * rows",
-    "ends a request one iteration too early.": "<= 0 -> <= 1",
-})  # fmt: skip
-
-
-@Exercise.declare(
-    "what a cost model cannot explain has a pattern, and a count with that pattern explains it",
-    names=("the count", "its coefficient"),
-)
-def missing_count(counts, times):
-    ones, fits = np.ones(len(times)), {}
-    for name in [name for name in counts if name != "tokens"]:
-        coefficients, errors = least_squares([ones, counts["tokens"], counts[name]], times)
-        fits[name] = (errors**2).sum(), float(coefficients[-1])
-    name = min(fits, key=fits.get)
-    return name, fits[name][1]
-
-
-def _drawn_counts(random):
-    """Return the counts of iterations with a few rows that decode, and sometimes a prefill; the counts are related."""
-    counts = {"tokens": [], "rows": [], "keys": [], "pairs": []}
-    for _ in range(40):
-        decodes = random.randint(1, 16)
-        prompt = random.choice([0, 0, random.randint(10, 120)])
-        counts["rows"].append(decodes + (prompt > 0))
-        counts["tokens"].append(decodes + prompt)
-        counts["keys"].append(sum(random.randint(20, 400) for _ in range(decodes)) + prompt)
-        counts["pairs"].append(prompt * (prompt + 1) // 2)
-    return counts
-
-
-@missing_count.cases
-def _(random):
-    yield (
-        ({"tokens": [1, 2, 3, 4, 5], "rows": [1, 1, 2, 2, 1], "keys": [5, 10, 5, 10, 20]}, [2.0, 3.0, 3.0, 4.0, 5.5]),
-        "the counts of five iterations, and times that grow with the keys",
-    )
-    for times, what in [
-        # The keys seem to have more effect, then the other count's largest error is smaller.
-        ([3.0, 4.0, 5.5, 5.0, 6.0, 7.5], "rows"), ([3.0, 3.5, 6.0, 4.5, 5.0, 7.5], "rows"),
-        ([2.0, 3.5, 4.0, 5.0, 6.5, 8.5], "keys"), ([3.5, 4.0, 5.5, 6.0, 5.0, 7.0], "rows"),
-    ]:  # fmt: skip
-        counts = {"tokens": [1, 2, 3, 4, 5, 6], "rows": [1, 1, 2, 1, 1, 2], "keys": [9, 25, 33, 47, 55, 72]}
-        yield (counts, times), f"the counts of six iterations, and times that grow with the {what}"
-    for missing, coefficient, noise in [
-        ("keys", 0.004, 0.05), ("rows", 0.3, 0.05), ("pairs", 0.0005, 0.1), ("keys", 0.0006, 0.02),
-        ("rows", 0.03, 0.02),
-    ]:  # fmt: skip
-        counts = _drawn_counts(random)
-        times = [
-            round(4 + 0.05 * tokens + coefficient * more + random.gauss(0, noise), 3)
-            for tokens, more in zip(counts["tokens"], counts[missing], strict=True)
-        ]
-        yield (counts, times), f"the counts of {len(times)} iterations, and their times"
-
-
-def least_squares(columns, times):
-    """Return the coefficients of columns, and the errors that they leave."""
-    columns, times = np.array(columns, dtype=float).T, np.array(times, dtype=float)
-    coefficients, *_ = np.linalg.lstsq(columns, times, rcond=None)
-    return coefficients, columns @ coefficients - times
-
-
-missing_count.add_misconceptions({
-    "leaves out the constant: an iteration takes time even if it computes hardly anything.":
-        '[ones, counts["tokens"], -> [counts["tokens"],',
-    "leaves out the tokens: the third count has to explain what the first two do not.": ', counts["tokens"], -> ,',
-    "chooses the count that resembles the times. It may do so only because it grows with the tokens: compare what each "
-    "fit leaves unexplained.": "(errors**2).sum() -> -abs(np.corrcoef(counts[name], times)[0, 1])",
-    "chooses the largest coefficient. Coefficients have different units: seconds per key cannot be compared with "
-    "seconds per row.": "(errors**2).sum() -> -coefficients[-1]",
-    "chooses the count with the largest effect on the times: what counts is which fit leaves the least unexplained.":
-        "(errors**2).sum() -> -coefficients[-1] * np.std(counts[name])",
-    "compares the largest errors: least squares counts all errors, so compare the sums of their squares.":
-        "(errors**2).sum() -> abs(errors).max()",
-    "minimizes relative errors, as the lesson does: here, the errors of the times themselves are squared.":
-        '[ones, counts["tokens"], counts[name]], times -> '
-        'np.array([ones, counts["tokens"], counts[name]]) / np.array(times), ones',
-    "takes the coefficient from a fit of all counts at once: fit each count in turn, with the constant and the tokens "
-    "only.": "fits[name][1] -> float(least_squares([ones, *counts.values()], times)[0][1 + [*counts].index(name)])",
-    "fits the count to what the first two leave over. Fit all three together: with the third one, the coefficients of "
-    "the first two change, too.": (
-        "{}\n -> {}\n    times = -least_squares([ones, counts['tokens']], times)[1]\n",
-        '[ones, counts["tokens"], counts[name]] -> [counts[name]]'),
 })  # fmt: skip
 
 
@@ -229,7 +142,5 @@ smallest_fleet.add_misconceptions({
         "min(enough, key=lambda fleet: fleet[0]) -> enough[0]",
     "takes the cheapest fleet that keeps the promise: the smallest one has the fewest replicas, whatever it costs.":
         "lambda fleet: fleet[0] -> lambda fleet: fleet[0] * fleet[1]",
-    "pays for hours that have only begun as if full: the price is proportional.": "best[1] -> math.ceil(best[1])",
     "pays only for the hours in which replicas are busy: idle replicas cost as much.": "best[0] * best[1] -> best[2]",
-    "swaps the two shares: the promised share has to be within the limit, not above it.": "<= limit -> > limit",
 })  # fmt: skip
