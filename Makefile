@@ -80,14 +80,15 @@ cluster: $(CLUSTER)  ## serve it from two replicas, with a live view at http://1
 	$(RUN) -m helpers.cluster $(ARGS)
 
 # Many tests of a server wait for minutes before they fail. After ten, the others would tell nothing new. The model of the
-# lessons is so small that it is faster with one thread, and the other tests need the other cores.
+# lessons is so small that it is faster with one thread, and the other tests need the other cores. The lessons' kernels
+# are forks of one process: the import of PyTorch would take a fifth of their time.
 test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it with its stored outputs
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-logo --no-cache
 	@echo "The lessons and some unit tests run beside the other unit tests, and their results follow."
 	@mkdir -p build; \
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb) $(WITH_LESSONS) >build/lessons.log 2>&1 & lessons=$$!; \
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -p tests.support.forked_kernels --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb) $(WITH_LESSONS) >build/lessons.log 2>&1 & lessons=$$!; \
 	trap "kill $$lessons 2>/dev/null" EXIT; \
 	$(RUN) -m pytest tests $(addprefix --ignore ,$(WITH_LESSONS)) -rR --maxfail 10; unit=$$?; \
 	wait $$lessons; lessons=$$?; cat build/lessons.log; \
