@@ -175,6 +175,7 @@ def test_tokens_equal_those_alone_and_each_block_takes_two_sums_or_one_if_it_is_
     assert not any(map(is_running, pids)), "no process outlives its engine"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_threads")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_ragged_family_is_exact_or_refused(family):
@@ -292,6 +293,7 @@ def let_it_raise(engine):
     engine.runner.slot_mapping = out_of_range
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -349,6 +351,7 @@ def folder(tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_no_process_outlives_the_engines_own(folder, number):
     with subprocess.Popen([sys.executable, "-c", PROGRAM, folder], stdout=-1, stderr=-3, text=True) as program:
