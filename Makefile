@@ -11,10 +11,11 @@ CLUSTER := $(VENV)/.cluster
 # The oldest supported transformers is installed here and comes first on the path; torch is shared with .venv.
 OLDEST := $(CURDIR)/build/oldest
 OLDEST_TESTS := families models kv_cache executor batch_invariant sampling ragged ragged_exactness engine_exactness beam_search quantized_kv_cache
-# The slow tests run in two streams. Most tests of the second one wait, for a browser or for processes that start. The
-# simulator's tests compute; they are there because the first stream is the longer one.
+# The slow tests run in two streams. Most tests of the second one wait, for a browser or for processes that start. Those
+# of checks, figures and reinforcement learning compute; they are there because the first stream is the longer one.
 SLOW := $(shell grep -ls pytest.mark.slow tests/test_*.py)
-SECOND := $(filter $(foreach name,cluster page playground simulator site vllm_replica,tests/test_$(name).py),$(SLOW))
+IN_SECOND := checks cluster page playground published_figures reinforcement_learning simulator site tensor_parallel vllm_replica
+SECOND := $(filter $(foreach name,$(IN_SECOND),tests/test_$(name).py),$(SLOW))
 # These run in the stream of the lessons, which is the shorter one. The tests of exercises compute the same cases, and a copy
 # for students has none of them.
 OF_EXERCISES := $(if $(wildcard tests/answers),checks exercises grading)
@@ -80,21 +81,22 @@ cluster: $(CLUSTER)  ## serve it from two replicas, with a live view at http://1
 	$(RUN) -m helpers.cluster $(ARGS)
 
 # Many tests of a server wait for minutes before they fail. After ten, the others would tell nothing new. The model of the
-# lessons is so small that it is faster with one thread, and the other tests need the other cores.
-test: $(STAMP)  ## lint, run the unit tests, and run every lesson and compare it with its stored outputs
+# lessons is so small that it is faster with one thread, and the other tests need the other cores. The lessons' kernels
+# are forks of one process: the import of PyTorch would take a fifth of their time.
+test: $(STAMP)  ## lint, run the unit tests that are not slow, and run every lesson and compare it with its stored outputs
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-logo --no-cache
 	@echo "The lessons and some unit tests run beside the other unit tests, and their results follow."
 	@mkdir -p build; \
-	OMP_NUM_THREADS=1 $(RUN) -m pytest --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb) $(WITH_LESSONS) >build/lessons.log 2>&1 & lessons=$$!; \
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -p tests.support.forked_kernels --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb) $(WITH_LESSONS) >build/lessons.log 2>&1 & lessons=$$!; \
 	trap "kill $$lessons 2>/dev/null" EXIT; \
 	$(RUN) -m pytest tests $(addprefix --ignore ,$(WITH_LESSONS)) -rR --maxfail 10; unit=$$?; \
 	wait $$lessons; lessons=$$?; cat build/lessons.log; \
 	exit $$((unit || lessons))
 
 # Browsers and killed processes depend on how busy the machine is, so a test that fails is run once more, and reported.
-test-slow: $(STAMP) $(CLUSTER)  ## run the tests that take minutes: grading, Colab, the live view in a browser, an installed wheel
+test-slow: $(STAMP) $(CLUSTER)  ## run the slow tests: grading, Colab, the live view in a browser, an installed wheel, killed processes
 	@echo "The tests run in two streams, and the results of the second one follow."
 	@mkdir -p build; slow="$(RUN) -m pytest -m slow --timeout 900 --reruns 1 -rRs --durations 10"; \
 	$$slow $(SECOND) >build/slow.log 2>&1 & second=$$!; \

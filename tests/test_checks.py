@@ -31,7 +31,7 @@ from helpers.checks.exercises import EXERCISES
 
 TASKS = list(EXERCISES)
 DECLARED = {name: each for name, each in EXERCISES.items() if isinstance(each, Exercise)}
-SEEDS = (0, 4)  # that of the students, and one of those for grades
+SEEDS = (0, pytest.param(4, marks=pytest.mark.slow))  # that of the students, and one of those for grades
 RUN_A_MODEL = ("cached_loop", "continuous_loop", "generate_next_token")  # each wrong answer takes a second
 
 

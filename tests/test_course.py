@@ -111,6 +111,7 @@ def test_a_failing_cell_stops_the_course_and_is_named(lesson, run, capsys, tmp_p
     assert not (out / "3_rows.ipynb").exists()
 
 
+@pytest.mark.slow
 def test_a_cell_that_measures_runs_alone_and_has_all_threads_and_any_other_one_half_of_them(lesson, run, tmp_path):
     begin = "import pathlib, time\nrunning = pathlib.Path({!r})\n(running / '{}').touch()\ntime.sleep(0.1)\n"
     end = "print(len([*running.iterdir()]), torch.get_num_threads())\n(running / '{}').unlink()"
@@ -127,6 +128,7 @@ def test_a_cell_that_measures_runs_alone_and_has_all_threads_and_any_other_one_h
     assert {cell.outputs[0].text.split()[1] for cell in cells if not cell.metadata.tags} == {"4"}
 
 
+@pytest.mark.slow
 def test_other_cells_run_side_by_side_and_ctrl_c_ends_them_and_writes_what_ran(lesson, run, tmp_path):
     for number in (1, 2, 3):
         mark = f"open({str(tmp_path / str(number))!r}, 'w').close()\nimport time\ntime.sleep(600)"

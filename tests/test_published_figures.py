@@ -9,6 +9,7 @@ from benchmarks.figures import __main__ as program
 README = Path(program.__file__).with_name("README.md")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("paper", program.PAPERS)
 def test_the_readme_has_the_figures_of_a_new_run(paper):
     lines = program.table({paper: program.PAPERS[paper].figures()}).splitlines()

@@ -78,18 +78,21 @@ def trained():
     return names
 
 
+@pytest.mark.slow
 def test_the_notebooks_policy_learns_its_rule(trained):
     history = trained["history"]
     assert len(history) == 7 and history[0] < 0.3
     assert fmean(history[-3:]) > fmean(history[:2]) + 0.3  # 0.7 more where it was written
 
 
+@pytest.mark.slow
 def test_only_the_engine_with_stale_blocks_reports_what_the_policy_does_not_say(trained):
     after, fresh, wrong = (trained["gaps"](trained[name]) for name in ("after", "fresh", "wrong"))
     assert max(after.max(), fresh.max()) < 1e-3
     assert (wrong > 1e-3).float().mean() > 0.05  # a quarter where it was written
 
 
+@pytest.mark.slow
 def test_a_rollout_of_average_reward_has_no_advantage(trained):
     rewards = torch.tensor([[1.0, 0, 0, 0], [1.0, 1, 0, 0], [1.0, 1, 1, 1]])
     expected = torch.tensor([[3**0.5, *[-(3**-0.5)] * 3], [1.0, 1, -1, -1], [0.0] * 4])

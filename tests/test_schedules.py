@@ -85,6 +85,7 @@ def test_a_slot_step_with_several_tokens_is_useful_once():
     assert measure(trace, [0])["useful_share"] == 0.5
 
 
+@pytest.mark.slow
 def test_the_race_costs_what_the_codelab_says(capsys):
     scores = score_schedule(solutions.schedule)
     race = scores["race"]
@@ -105,6 +106,7 @@ def test_the_race_costs_what_the_codelab_says(capsys):
     assert "forward passes" in out and "floor                                  100" in out
 
 
+@pytest.mark.slow
 def test_joining_in_twos_costs_what_the_codelab_says():
     requests, arrivals = workloads.budgets(32), [2 * number for number in range(32)]
     schedules = {"first come": first_come, "in twos": two_at_once(), "longest in twos": two_at_once(solutions.schedule)}

@@ -77,6 +77,7 @@ STORED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "adapter"), [*((name, None) for name in STORED), ("lesson 15", "sea"), ("lesson 15", "honest")]
 )
@@ -90,6 +91,7 @@ def clear_stories():
     return generated(load_model()[0], workloads.clear_stories())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [None, "int8", "int4"])
 def test_lesson_14_stores_no_near_tie_of_the_model_or_of_its_quantized_versions(weights):
     model = dequantized(load_model()[0], weights) if weights else load_model()[0]

@@ -150,6 +150,7 @@ def test_tokens_equal_those_alone_and_each_block_takes_two_sums(name, sums, sett
     assert not any(map(is_running, pids)), "no process outlives its engine"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_threads")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_ragged_family_is_exact_or_refused(family):
@@ -215,6 +216,7 @@ def stop(engine):
     os.kill(engine.runner.group.processes[0].pid, signal.SIGSTOP)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
@@ -271,6 +273,7 @@ def folder(tmp_path_factory):
     return str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_no_process_outlives_the_engines_own(folder, number):
     with subprocess.Popen([sys.executable, "-c", PROGRAM, folder], stdout=-1, stderr=-3, text=True) as program:

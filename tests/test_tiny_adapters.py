@@ -54,6 +54,7 @@ def share(pattern: re.Pattern, outputs: list[str]) -> float:
     return sum(match[1] is not None for match in found) / len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "pattern"), [("sea", AN_ANIMAL), ("honest", AN_END)])
 def test_an_adapter_changes_the_text_as_promised(name, pattern):
     own = [share(pattern, texts(each)) for each in (name, None, *(other for other in NAMES if other != name))]
@@ -69,6 +70,7 @@ def test_the_rules_insert_words_and_nothing_else():
     )
 
 
+@pytest.mark.slow
 def test_no_token_of_a_rewritten_text_is_new_to_the_model():
     """Its embedding would have been trained by no text, and an adapter does not train it."""
     _, tokenizer = load_model(EMBEDDED)
@@ -80,6 +82,7 @@ def test_no_token_of_a_rewritten_text_is_new_to_the_model():
     assert all(tokens <= known for tokens in rewritten)
 
 
+@pytest.mark.slow
 def test_training_moves_only_the_small_matrices_and_what_is_saved_computes_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "ROWS", 2)  # the time grows with the rows
     model, tokenizer = GPT2LMHeadModel.from_pretrained(EMBEDDED).eval(), load_model(EMBEDDED)[1]

@@ -141,21 +141,6 @@ class Exercise:
         self.ignore = function
         return function
 
-<<<<<<< HEAD
-=======
-    @cached_property
-    def misconceptions(self) -> list[Misconception]:
-        """What is declared, then the general mistakes of a task whose results are compared as they are."""
-        if self._observe is not call:
-            return self.declared
-        changes = general_mistakes([right.result for _, right in self.questions(0)], self.names)
-        general = [
-            Misconception(words, lambda *arguments, change=change: change(self.solution(*arguments)))
-            for words, change in changes
-        ]
-        return [*self.declared, *general]
-
->>>>>>> checks_b
     def _questions(self, seed: int = 0) -> list[tuple[Question, Outcome]]:
         """Return the questions and the right outcomes. Students get seed 0, and grades use other seeds.
 

@@ -9,52 +9,6 @@ from torch.nn.functional import gelu, linear
 from answers import ALMOST, WRONG, right
 
 
-<<<<<<< HEAD
-@right("split_linear")
-def with_slices(weight, bias, size, by):
-    shares = []
-    for n in range(size):
-        if by == "columns":
-            own = slice(n * len(bias) // size, (n + 1) * len(bias) // size)
-            shares.append((weight[own], bias[own]))
-        else:
-            width = weight.shape[1] // size
-            shares.append((weight[:, n * width : (n + 1) * width], bias if n == 0 else bias * 0))
-    return shares
-
-
-@right("split_linear")
-def with_views_and_lists(weight, bias, size, by):
-    """Each share is a list."""
-    outputs, inputs = weight.shape
-    if by == "columns":
-        return [list(one) for one in zip(weight.view(size, -1, inputs), bias.view(size, -1), strict=True)]
-    weights = weight.view(outputs, size, -1).permute(1, 0, 2)
-    biases = torch.zeros(size, outputs)
-    biases[0] = bias
-    return [list(one) for one in zip(weights, biases, strict=True)]
-
-
-@right("split_linear")
-def in_numpy(weight, bias, size, by):
-    weights = np.split(weight.numpy(), size, axis=int(by == "rows"))
-    biases = np.split(bias.numpy(), size) if by == "columns" else [bias.numpy() * (n == 0) for n in range(size)]
-    return [(torch.tensor(one), torch.tensor(other)) for one, other in zip(weights, biases, strict=True)]
-
-
-ALMOST["split_linear"] |= {
-    "should be a list, but is a dict": lambda shares, *_: dict(enumerate(shares)),
-    "place 0 should be 2 values": lambda shares, *_: [weight for weight, _ in shares],
-    "changed its argument: `bias`": lambda shares, weight, bias, *_: (bias.zero_(), shares)[1],
-    "the result, place 0, place 0, row 0, column 0: expected": lambda shares, *_: shares[::-1],
-    "place 0, place 0 has shape [6, 2], but should have [2, 6]": lambda shares, *_: [
-        (weight.T, bias) for weight, bias in shares
-    ],
-}
-
-
-=======
->>>>>>> checks_b
 @right("split_mlp")
 def where_worker_0_adds_the_bias(x, up, down, size):
     (w, b), (v, c) = up, down

@@ -71,26 +71,6 @@ def _play(requests, rows, after):
     return times
 
 
-<<<<<<< HEAD
-@right("missing_count")
-def with_numpy(counts, times):
-    found = {}
-    for name in counts.keys() - {"tokens"}:
-        columns = np.column_stack([np.ones(len(times)), counts["tokens"], counts[name]])
-        coefficients = np.linalg.pinv(columns) @ times
-        found[name] = np.square(columns @ coefficients - times).sum(), coefficients[2]
-    best = min(found, key=lambda name: found[name][0])
-    return best, found[best][1]
-
-
-ALMOST["missing_count"] |= {
-    "should be 2 values: the count and its coefficient": lambda found, *_: found[0],
-    "changed its argument: `counts`": lambda found, counts, times: (counts.pop("tokens"), found)[1],
-}
-
-
-=======
->>>>>>> checks_b
 @right("waiting_and_running")
 def with_a_function(requests, start, end):
     def mean(spans):
