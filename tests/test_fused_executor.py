@@ -50,13 +50,13 @@ def calls(monkeypatch) -> list[int]:
     return calls
 
 
-def make_engine(change=lambda model: None, **settings) -> Engine:
-    model, tokenizer = copy.deepcopy(random_pair("gpt2"))
+def make_engine(change=lambda model: None, family="gpt2", **settings) -> Engine:
+    model, tokenizer = copy.deepcopy(random_pair(family))
     change(model)
     return Engine(model, tokenizer, EngineConfig(**{"max_batch_size": 3, "linear_backend": "compiled"} | settings))
 
 
-def run(engine: Engine, monkeypatch, fused: bool = True) -> list[torch.Tensor]:
+def run(engine: Engine, monkeypatch, fused: bool = True, prompts: list = PROMPTS) -> list[torch.Tensor]:
     """Generate outputs of unequal lengths from unequal prompts, and return the logits of every pass."""
     logits, forward = [], engine.runner.forward
 
@@ -69,7 +69,7 @@ def run(engine: Engine, monkeypatch, fused: bool = True) -> list[torch.Tensor]:
         if not fused:
             context.setattr(FusedExecutor, "can_compute", lambda *_: False)
         params = [SamplingParams(max_tokens=tokens, ignore_eos=True) for tokens in LENGTHS]
-        engine.generate((PROMPTS * len(LENGTHS))[: len(LENGTHS)], params)
+        engine.generate((prompts * len(params))[: len(params)], params)
     return logits
 
 
@@ -123,6 +123,23 @@ def test_one_call_gives_the_bits_of_many_calls_in_an_engine(dtype, settings, cal
     actual = run(engine, monkeypatch)
     assert len(calls) == len(actual) - 1, "all passes but that which writes the first keys"
     assert are_equal(actual, run(make_engine(dtype=dtype, block_size=4, **settings), monkeypatch, fused=False))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_long_chunk_goes_through_the_mlp_in_parts(dtype, calls, monkeypatch):
+    """2,048 rows take four."""
+
+    def lengthen(model):
+        model.config.max_position_embeddings = 2048
+
+    def logits_of_a_long_prompt(fused):
+        engine = make_engine(lengthen, "llama", dtype=dtype, max_tokens_per_step=2048)
+        run(engine, monkeypatch, fused)  # this writes the first keys, which cannot be done in one call
+        return run(engine, monkeypatch, fused, [list(range(1, 101)) * 11])
+
+    actual = logits_of_a_long_prompt(fused=True)
+    assert max(calls) == 2048
+    assert are_equal(actual, logits_of_a_long_prompt(fused=False))
 
 
 # --- where it may be made ---------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@
 #include "shares.h"
 
 constexpr long FEW_ROWS = 8;  // the norms of so few rows take each thread less time than waiting for the others
+constexpr long MLP_ROWS = 512;  // at most so many go through an MLP together: what lies between its layers stays in the caches
 
 // The parts of a block, as blocks.py describes them. Parts without a weight are missing.
 template <typename Number> struct Block {
@@ -124,6 +125,7 @@ static void compute_blocks(const Block<Number>* blocks, long num_blocks, const S
   Number *qkv = buffers, *attended = qkv + rows * qkv_step, *inputs = attended + rows * sizes.heads * dim;
   Number *activated = inputs + rows * inner_step, *normed = activated + rows * inner;
   bool few = rows <= FEW_ROWS;
+  long parts = adapters.num_runs ? 1 : (rows + MLP_ROWS - 1) / MLP_ROWS;
 #pragma omp parallel num_threads(threads)
   {
     // With few rows, every thread has hidden states of its own and computes all norms.
@@ -151,19 +153,24 @@ static void compute_blocks(const Block<Number>* blocks, long num_blocks, const S
       linear_shares(attended, block->attention_output, update, rows, size, adapters, first + ATTENTION_OUTPUT, own_integers);
 #pragma omp barrier
       norm(update, block->mlp_norm);
-      Range own = linear_shares(x, block->mlp_inputs, inputs, rows, inner_step, adapters, first + MLP_INPUTS, own_integers);
-      if (sizes.gated && !block->mlp_inputs[1].weight) {  // one layer: this thread's gates may belong to others' inputs
+      for (long part = 0; part < parts; part++) {
+        long begin = rows * part / parts, some = rows * (part + 1) / parts - begin;
+        Range own = linear_shares(x + begin * size, block->mlp_inputs, inputs, some, inner_step, adapters, first + MLP_INPUTS,
+                                  own_integers);
+        if (sizes.gated && !block->mlp_inputs[1].weight) {  // one layer: this thread's gates may belong to others' inputs
 #pragma omp barrier
-        own = share_of(inner);
+          own = share_of(inner);
+        }
+        for (long r = 0; r < some; r++) {
+          const Number* gate = inputs + r * inner_step + own.begin;
+          activate_row(gate, sizes.gated ? gate + inner : nullptr, activated + r * inner + own.begin, own.end - own.begin,
+                       sizes.activation);
+        }
+#pragma omp barrier
+        linear_shares(activated, block->mlp_output, update + begin * size, some, size, adapters, first + MLP_OUTPUT,
+                      own_integers);
+#pragma omp barrier
       }
-      for (long r = 0; r < rows; r++) {
-        const Number* gate = inputs + r * inner_step + own.begin;
-        activate_row(gate, sizes.gated ? gate + inner : nullptr, activated + r * inner + own.begin, own.end - own.begin,
-                     sizes.activation);
-      }
-#pragma omp barrier
-      linear_shares(activated, block->mlp_output, update, rows, size, adapters, first + MLP_OUTPUT, own_integers);
-#pragma omp barrier
     }
     if (few && omp_get_thread_num() == 0) memcpy(hidden, own_hidden, width * sizeof *hidden);
   }

@@ -110,26 +110,34 @@ Range integer_share(RoundedRows x, const Linear<Number>& layer, Number* y, long 
   const bool tiles = words % TILE == 0 && may_use_tiles();
   const Range panels = share_of((layer.out + PANEL - 1) / PANEL);
   const Range own = {panels.begin * PANEL, std::min(panels.end * PANEL, layer.out)};
+  const long most = tiles ? rows_of_block(words) : rows, blocks = rows ? (rows + most - 1) / most : 0;
   if (tiles) configure_tiles(rows);
-  for (long c = own.begin; c < own.end; c += PANEL) {
-    alignas(64) int32_t sums[2 * TILE * PANEL];
-    for (Range r = {0, 0}; r.end < rows;) {
-      long begin = r.end;
-      if (tiles) r = multiply_tiles(integers, words, begin, rows, w + c * words, words, sums);
-      else
-        r = {begin, begin + multiply_rows<ROWS>(rows - begin, integers + begin * words, w + c * words, x.rows + begin, sums, words)};
-      for (long i = 0; i < r.end - r.begin; i++) {
+  for (long block = 0; block < blocks; block++)
+    for (long c = own.begin; c < own.end; c += PANEL) {
+      const long begin = rows * block / blocks, end = rows * (block + 1) / blocks;
+      auto store = [&](long r, const int32_t* sums) {
         Floats products[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
           Ints some;
-          memcpy(&some, sums + i * PANEL + v * LANES, sizeof some);
-          products[v] = __builtin_convertvector(some, Floats) * x.rows[r.begin + i].scale * load(scales + c + v * LANES);
+          memcpy(&some, sums + v * LANES, sizeof some);
+          products[v] = __builtin_convertvector(some, Floats) * x.rows[r].scale * load(scales + c + v * LANES);
         }
-        store_sums<VECTORS>(products, layer.bias ? layer.bias + c : nullptr, y + (r.begin + i) * step + c,
+        store_sums<VECTORS>(products, layer.bias ? layer.bias + c : nullptr, y + r * step + c,
                             std::min<long>(PANEL, own.end - c));
+      };
+      const uint32_t* panel = w + c * words;
+      if (tiles) {
+        multiply_panel<int32_t>(integers + begin * words, end - begin, panel, words, false,
+                                [&](long r, const int32_t* sums) { store(begin + r, sums); });
+        continue;
+      }
+      for (long r = begin; r < end;) {
+        alignas(64) int32_t sums[ROWS][PANEL];
+        const long first = r;
+        r += multiply_rows<ROWS>(end - r, integers + r * words, panel, x.rows + r, *sums, words);
+        for (long i = first; i < r; i++) store(i, sums[i - first]);
       }
     }
-  }
   if (tiles) release_tiles();
   return own;
 }

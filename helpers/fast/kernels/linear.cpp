@@ -23,7 +23,6 @@
 constexpr int ROWS = LANES == 16 ? 8 : 6;  // the sums take 16 of AVX-512's 32 registers, or 12 of AVX2's 16
 constexpr int VECTORS = 2, COLUMNS = VECTORS * LANES;
 constexpr long AHEAD = 4096, LINE = 4 * COLUMNS;  // bytes
-constexpr long BLOCK_BYTES = 1 << 20;  // of rows that stay in a core's second-level cache while tiles multiply them
 
 // Multiply R rows by one panel: x [R, in], w [in, COLUMNS], y [R, columns] with rows that begin `step` numbers apart. Each
 // line prefetches one, and these begin `pace` bytes apart. The loop over r is unrolled; otherwise the sums would not stay
@@ -56,27 +55,19 @@ static void multiply_rows(long rows, const Word* x, const Word* w, const Number*
   if constexpr (R > 1) multiply_rows<R - 1, ONCE, Vector>(rows, x, w, bias, y, in, step, columns, ahead, pace);
 }
 
-// Compute some panels in matrix registers, for x [rows, in] and w [panels, in, COLUMNS] of words. As many rows are multiplied
-// together as stay in a core's second-level cache.
+// Compute some panels in matrix registers, for x [rows, in] and w [panels, in, COLUMNS] of words.
 static void multiply_in_tiles(const uint32_t* x, const uint32_t* w, const uint16_t* bias, uint16_t* y, long rows, long in,
                               long step, Range columns) {
-  long most = std::max<long>(BLOCK_BYTES / (in * sizeof *x), 2 * TILE), blocks = (rows + most - 1) / most;
+  const long blocks = (rows + rows_of_block(in) - 1) / rows_of_block(in);
   configure_tiles(rows);
   for (long block = 0; block < blocks; block++)
     for (long c = columns.begin; c < columns.end; c += COLUMNS) {
-      long begin = rows * block / blocks, own_rows = rows * (block + 1) / blocks - begin;
-      long passes = (own_rows + 2 * TILE - 1) / (2 * TILE);
-      long pace = (TILE * LINE / passes + 63) / 64 * 64;  // the passes prefetch the next panel together
-      const char* ahead = (const char*)(w + c * in) + (passes == 1 ? AHEAD : in * LINE);
-      for (long r = 0; r < own_rows; r += 2 * TILE, ahead += in / TILE * pace) {
-        alignas(64) float sums[2 * TILE * COLUMNS];
-        Range own = multiply_tiles(x + begin * in, in, r, own_rows, w + c * in, in, sums, ahead, pace);
-        for (long i = own.begin; i < own.end; i++) {
-          Floats vectors[VECTORS];
-          memcpy(vectors, sums + (i - own.begin) * COLUMNS, sizeof vectors);
-          store_sums<VECTORS>(vectors, bias ? bias + c : nullptr, y + (begin + i) * step + c, columns.end - c);
-        }
-      }
+      const long begin = rows * block / blocks, own_rows = rows * (block + 1) / blocks - begin;
+      multiply_panel<float>(x + begin * in, own_rows, w + c * in, in, true, [&](long r, const float* sums) {
+        Floats vectors[VECTORS];
+        memcpy(vectors, sums, sizeof vectors);
+        store_sums<VECTORS>(vectors, bias ? bias + c : nullptr, y + (begin + r) * step + c, columns.end - c);
+      });
     }
   release_tiles();
 }

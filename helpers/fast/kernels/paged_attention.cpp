@@ -88,23 +88,47 @@ struct Softmax {
   // Turn scores [count], times `scale`, into weights, in the same place or another; return the factor by which sums of
   // earlier pieces shrink. Both arrays are padded.
   template <typename Number> float add(float* scores, int count, float scale, Number* weights) {
-    for (int i = count; i % LANES; i++) scores[i] = -INFINITY;
-    Floats most = load(scores), sums = {};
-    for (int i = LANES; i < count; i += LANES) most = max(load(scores + i), most);
-    float before = highest, shift_before = shift, factor = scale * 1.44269504f;  // e^x is 2^(x / ln 2)
-    highest = std::max(highest, largest(most));
-    // While all scores are -inf, their weights are 0. Subtracting -inf from them would give NaN.
-    shift = highest == -INFINITY ? 0 : highest * factor;
-    for (int i = 0; i < count; i += LANES) {
-      Floats weight = exp2(load(scores + i) * factor - shift);
-      store(weights + i, weight);
-      sums += weight;
+    float shrink;
+    add_rows<1>(this, scores, 0, count, scale, weights, 0, &shrink);
+    return shrink;
+  }
+
+  // The same for some rows of scores, whose steps take turns, because each waits for the one before.
+  template <int ROWS, typename Number>
+  static void add_rows(Softmax* rows, float* scores, long step, int count, float scale, Number* weights, long weights_step,
+                       float* shrink) {
+    const float factor = scale * 1.44269504f;  // e^x is 2^(x / ln 2)
+    Floats most[ROWS], sums[ROWS] = {};
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++) {
+      for (int i = count; i % LANES; i++) scores[r * step + i] = -INFINITY;
+      most[r] = load(scores + r * step);
     }
+    for (int i = LANES; i < count; i += LANES)
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; r++) most[r] = max(load(scores + r * step + i), most[r]);
+    float shift[ROWS];
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++) {
+      float before = rows[r].highest, highest = std::max(before, largest(most[r]));
+      // While all scores are -inf, their weights are 0. Subtracting -inf from them would give NaN.
+      shift[r] = highest == -INFINITY ? 0 : highest * factor;
+      shrink[r] = before == highest ? 1 : before == -INFINITY ? 0 : std::exp2(rows[r].shift - shift[r]);
+      rows[r].highest = highest;
+      rows[r].shift = shift[r];
+    }
+    for (int i = 0; i < count; i += LANES)
+#pragma GCC unroll 4
+      for (int r = 0; r < ROWS; r++) {
+        Floats x = load(scores + r * step + i) * factor - shift[r];
+        Floats weight = sizeof(Number) == 2 ? rough_exp2(x) : exp2(x);
+        store(weights + r * weights_step + i, weight);
+        sums[r] += weight;
+      }
     // The compiler joins a product and a sum only in some places, so that the code around would decide how they are rounded.
     // Hence `shift` is kept, not computed again, and `fma` is written.
-    float shrink = before == highest ? 1 : before == -INFINITY ? 0 : std::exp2(shift_before - shift);
-    total = std::fma(total, shrink, sum(sums));
-    return shrink;
+#pragma GCC unroll 4
+    for (int r = 0; r < ROWS; r++) rows[r].total = std::fma(rows[r].total, shrink[r], sum(sums[r]));
   }
 
   // Divide the sums [dim] of values by the sum of all weights.
@@ -323,12 +347,16 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
         for (long c = 0; c < used; c += COLUMNS)
           multiply_panel<QUERIES, Vector>(q, words, packed_keys + (key - begin + c) * words, words, nullptr, &scores[0][c], KEYS);
         float shrink[QUERIES];
-        for (int r = 0; r < rows; r++) {
+        for (int r = 0; r < QUERIES; r++) {
           long own = past + t + r, first = first_key(own);  // the key of the query's own token is its last
           for (long i = std::max(own + 1 - key, 0L); i < used; i++) scores[r][i] = -INFINITY;
           for (long i = 0; i < std::min(first - key, used); i++) scores[r][i] = -INFINITY;
-          shrink[r] = softmax[r].add(scores[r], used, scale, (Number*)weights + r * KEYS);
         }
+        constexpr int TOGETHER = 4;
+        for (int r = 0; r < QUERIES / TOGETHER * TOGETHER; r += TOGETHER)
+          Softmax::add_rows<TOGETHER>(softmax + r, scores[r], KEYS, used, scale, (Number*)weights + r * KEYS, KEYS, shrink + r);
+        for (int r = QUERIES / TOGETHER * TOGETHER; r < QUERIES; r++)
+          shrink[r] = softmax[r].add(scores[r], used, scale, (Number*)weights + r * KEYS);
         const Word* piece = packed_values + (key - begin) / PER_WORD * panel_dim;
         for (long d = 0; d < dim; d += COLUMNS)
           multiply_panel<QUERIES, Vector>(weights, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD), used / PER_WORD, shrink,

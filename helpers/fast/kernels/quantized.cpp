@@ -184,11 +184,19 @@ static void multiply_in_their_order(const uint32_t* x, const uint32_t* w, const 
   for (int r = 0; r < R; r++) store_sums<VECTORS>(totals[r], bias, y + r * sizes.step, columns);
 }
 
-// Multiply rows by a converted panel in tiles.
+// Multiply rows by a converted panel in tiles, whose sums are those of a group.
 template <typename Scale>
 static void multiply_in_tiles(const uint32_t* x, const uint32_t* w, const Scale* scales, const uint16_t* bias, uint16_t* y,
                               long rows, Sizes sizes, long columns) {
   const long words = sizes.steps / sizes.groups;
+  if (sizes.groups == 1) {
+    multiply_panel<float>(x, rows, w, words, false, [&](long r, const float* sums) {
+      Floats totals[VECTORS];
+      for (int v = 0; v < VECTORS; v++) totals[v] = load(sums + v * LANES) * load(scales + v * LANES);
+      store_sums<VECTORS>(totals, bias, y + r * sizes.step, columns);
+    });
+    return;
+  }
   for (Range r = {0, 0}; r.end < rows;) {
     alignas(64) float sums[2 * TILE * PANEL];
     Floats totals[2 * TILE][VECTORS] = {};
@@ -215,31 +223,37 @@ static Range quantized_share(const Number* x, const Linear<Number>& layer, Numbe
   const Range panels = share_of((layer.out + PANEL - 1) / PANEL);
   const Range own = {panels.begin * PANEL, std::min(panels.end * PANEL, layer.out)};
   const bool tiles = rows > 0 && PER_STEP == 2 && sizes.steps / sizes.groups % TILE == 0 && may_use_tiles();
+  const long most = tiles ? rows_of_block(sizes.steps) : rows, blocks = rows ? (rows + most - 1) / most : 0;
   if (tiles) configure_tiles(rows);
-  for (long c = own.begin; c < own.end; c += PANEL) {
-    const uint32_t* panel = (const uint32_t*)layer.weight + c * words;
-    if (tiles ? rows > IN_VECTORS : rows > CONVERTED) convert<BITS, STEPS, Vector>(panel, converted, words);
-    for (long d = c; d < std::min(c + PANEL, own.end); d += VECTORS * LANES) {
-      const long columns = std::min<long>(VECTORS * LANES, own.end - d);
-      const Scale* scale = (const Scale*)layer.scales + c * layer.groups + d - c;
-      const Number* bias = layer.bias ? layer.bias + d : nullptr;
-      if constexpr (PER_STEP == 2)
-        if (tiles) {
-          static constexpr decltype(&multiply_in_their_order<1, BITS, Scale>) of_rows[IN_VECTORS] = {
-              multiply_in_their_order<1, BITS, Scale>, multiply_in_their_order<2, BITS, Scale>,
-              multiply_in_their_order<3, BITS, Scale>, multiply_in_their_order<4, BITS, Scale>};
-          if (rows <= IN_VECTORS) of_rows[rows - 1](inputs, panel, scale, bias, y + d, sizes, columns);
-          else multiply_in_tiles(inputs, converted, scale, bias, y + d, rows, sizes, columns);
-          continue;
-        }
-      long r = 0;
-      if (rows > CONVERTED)
-        for (; r + ROWS <= rows; r += ROWS)
-          multiply<ROWS, BITS, false, Vector>(inputs + r * sizes.steps, converted + d - c, scale, bias, y + r * step + d,
-                                              sizes, columns);
-      while (r < rows)
-        r += multiply_rows<ROWS, BITS, Vector>(rows - r, inputs + r * sizes.steps, panel + d - c, scale, bias,
-                                               y + r * step + d, sizes, columns);
+  for (long block = 0; block < blocks; block++) {
+    const long begin = rows * block / blocks, end = rows * (block + 1) / blocks;
+    for (long c = own.begin; c < own.end; c += PANEL) {
+      const uint32_t* panel = (const uint32_t*)layer.weight + c * words;
+      if (tiles ? rows > IN_VECTORS : rows > CONVERTED) convert<BITS, STEPS, Vector>(panel, converted, words);
+      for (long d = c; d < std::min(c + PANEL, own.end); d += VECTORS * LANES) {
+        const long columns = std::min<long>(VECTORS * LANES, own.end - d);
+        const Scale* scale = (const Scale*)layer.scales + c * layer.groups + d - c;
+        const Number* bias = layer.bias ? layer.bias + d : nullptr;
+        if constexpr (PER_STEP == 2)
+          if (tiles) {
+            static constexpr decltype(&multiply_in_their_order<1, BITS, Scale>) of_rows[IN_VECTORS] = {
+                multiply_in_their_order<1, BITS, Scale>, multiply_in_their_order<2, BITS, Scale>,
+                multiply_in_their_order<3, BITS, Scale>, multiply_in_their_order<4, BITS, Scale>};
+            if (rows <= IN_VECTORS) of_rows[rows - 1](inputs, panel, scale, bias, y + d, sizes, columns);
+            else
+              multiply_in_tiles(inputs + begin * sizes.steps, converted, scale, bias, y + begin * step + d, end - begin, sizes,
+                                columns);
+            continue;
+          }
+        long r = 0;
+        if (rows > CONVERTED)
+          for (; r + ROWS <= rows; r += ROWS)
+            multiply<ROWS, BITS, false, Vector>(inputs + r * sizes.steps, converted + d - c, scale, bias, y + r * step + d,
+                                                sizes, columns);
+        while (r < rows)
+          r += multiply_rows<ROWS, BITS, Vector>(rows - r, inputs + r * sizes.steps, panel + d - c, scale, bias,
+                                                 y + r * step + d, sizes, columns);
+      }
     }
   }
   if (tiles) release_tiles();

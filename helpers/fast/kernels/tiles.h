@@ -11,6 +11,11 @@
 #include "prefetch.h"
 #include "shares.h"
 
+constexpr long MOST_ROWS = 1024;  // whose sums with a panel fit on the stack
+
+// Return how many rows of so many words stay in a core's second-level cache while panels multiply them.
+static inline long rows_of_block(long words) { return std::clamp<long>((1 << 20) / (4 * words), 2 * TILE, MOST_ROWS); }
+
 #if defined(__AMX_INT8__) && defined(__AMX_BF16__)
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -31,7 +36,7 @@ static void configure_tiles(long rows = TILE) {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
   } config;
   for (int tile = 0; tile < 6; tile++) config.rows[tile] = std::clamp<long>(rows, 1, TILE);
-  _tile_loadconfig(&config);
+  asm volatile("ldtilecfg %0" ::"m"(config));  // GCC's intrinsic says that only the first 8 bytes are read
 }
 
 static void release_tiles() { _tile_release(); }
@@ -82,15 +87,37 @@ static inline void multiply_blocks(const uint32_t* x, long x_step, long second, 
 #undef ADD_PRODUCTS
 
 // Multiply rows of x [rows, x_step], of which `words` count, by a panel [words, PANEL]: at most 2 * TILE of them, from row
-// `r` on; sums [2 * TILE, PANEL]. Return whose sums these are: a last block of fewer than TILE rows begins earlier.
+// `r` on; sums [2 * TILE, PANEL], to which the products are added if `adds`. Return whose sums these are: a last block of
+// fewer than TILE rows begins earlier.
 template <typename Sum>
 static Range multiply_tiles(const uint32_t* x, long x_step, long r, long rows, const uint32_t* w, long words, Sum* sums,
-                            const char* ahead = nullptr, long pace = 0) {
+                            bool adds = false, const char* ahead = nullptr, long pace = 0) {
   const long last = std::max(rows - TILE, 0L), first = std::min(r, last), second = std::min(r + TILE, last) - first;
-  x += first * x_step;
-  if (rows - r > TILE) multiply_blocks<true, false>(x, x_step, second, w, words, sums, PANEL, ahead, pace);
-  else multiply_blocks<false, false>(x, x_step, 0, w, words, sums, PANEL, ahead, pace);
+  const bool both = rows - r > TILE;
+  auto multiply = both ? adds ? multiply_blocks<true, true, Sum> : multiply_blocks<true, false, Sum>
+                       : adds ? multiply_blocks<false, true, Sum> : multiply_blocks<false, false, Sum>;
+  multiply(x + first * x_step, x_step, both ? second : 0, w, words, sums, PANEL, ahead, pace);
   return {first, std::min(r + 2 * TILE, rows)};
+}
+
+// Multiply rows of x [rows, words], at most `rows_of_block(words)`, by a panel [words, PANEL], and call `store` for each row
+// with its sums [PANEL]. If there are several passes, the panel is cut into pieces: a piece and the same inputs of the rows
+// of a pass stay in the first-level cache. The passes prefetch the next piece together, if told to.
+template <typename Sum, typename Store>
+static void multiply_panel(const uint32_t* x, long rows, const uint32_t* w, long words, bool prefetches, Store store) {
+  constexpr long PIECE = 128, LINE = 4 * PANEL, AHEAD = 4096;  // words; bytes
+  alignas(64) Sum sums[MOST_ROWS][PANEL];
+  const long passes = (rows + 2 * TILE - 1) / (2 * TILE), pieces = passes == 1 ? 1 : std::max(words / PIECE, 1L);
+  const long pace = prefetches ? (TILE * LINE / passes + 63) / 64 * 64 : 0;
+  for (long piece = 0; piece < pieces; piece++) {
+    const long begin = words / TILE * piece / pieces * TILE, some = words / TILE * (piece + 1) / pieces * TILE - begin;
+    const char* ahead = (const char*)(w + begin * PANEL) + (passes == 1 ? AHEAD : some * LINE);
+    for (long r = 0; r < rows; r += 2 * TILE, ahead += some / TILE * pace) {
+      Range own = multiply_tiles(x + begin, words, r, rows, w + begin * PANEL, some, sums[r], piece > 0, ahead, pace);
+      if (piece + 1 == pieces)
+        for (long i = own.begin; i < own.end; i++) store(i, sums[r + i - own.begin]);
+    }
+  }
 }
 #else
 static bool may_use_tiles() { return false; }
@@ -99,8 +126,9 @@ static void release_tiles() {}
 template <bool BOTH, bool ADDS, typename Sum>
 static void multiply_blocks(const uint32_t*, long, long, const uint32_t*, long, Sum*, long) {}
 template <typename Sum>
-static Range multiply_tiles(const uint32_t*, long, long, long rows, const uint32_t*, long, Sum*, const char* = nullptr,
-                            long = 0) {
+static Range multiply_tiles(const uint32_t*, long, long, long rows, const uint32_t*, long, Sum*) {
   return {0, rows};
 }
+template <typename Sum, typename Store>
+static void multiply_panel(const uint32_t*, long, const uint32_t*, long, bool, Store) {}
 #endif

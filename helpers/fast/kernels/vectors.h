@@ -150,21 +150,32 @@ static inline Floats fraction(Floats x) {
 #endif
 }
 
-// Return 2^x, to two units in the last place for x up to 127; 0 below -126. NaN stays NaN. A polynomial, fitted for the
-// smallest relative error from 0 to 1, approximates 2^r for the fraction r.
+// Return 2^x for the fraction r of x and p, about 2^r; 0, or less than 2^-126, for lower x.
+static inline Floats scaled_power(Floats x, Floats r, Floats p) {
+#if defined(__AVX512DQ__)
+  return bit_cast<Floats>(_mm512_scalef_ps(bit_cast<__m512>(p), bit_cast<__m512>(x)));
+#else
+  p *= bit_cast<Floats>((__builtin_convertvector(x - r, Ints) + 127) << 23);
+  return x < -126 ? Floats{} : p;
+#endif
+}
+
+// Return 2^x, to two units in the last place for x up to 127; at most 2^-126 below -126. NaN stays NaN. A polynomial, fitted
+// for the smallest relative error from 0 to 1, approximates 2^r for the fraction r.
 static inline Floats exp2(Floats x) {
   Floats r = fraction(x), p = r * 2.161292854e-4f + 1.246784288e-3f;
   p = p * r + 9.675451910e-3f;
   p = p * r + 5.548528047e-2f;
   p = p * r + 2.402293056e-1f;
   p = p * r + 6.931470444e-1f;
-  p = p * r + 1;
-#if defined(__AVX512F__)
-  p = bit_cast<Floats>(_mm512_scalef_ps(bit_cast<__m512>(p), bit_cast<__m512>(x)));
-#else
-  p *= bit_cast<Floats>((__builtin_convertvector(x - r, Ints) + 127) << 23);
-#endif
-  return x < -126 ? Floats{} : p;
+  return scaled_power(x, r, p * r + 1);
+}
+
+// The same to one part in 10,000, where the result is rounded to bfloat16.
+static inline Floats rough_exp2(Floats x) {
+  Floats r = fraction(x), p = r * 7.705447e-2f + 2.2765868e-1f;
+  p = p * r + 6.9511377e-1f;
+  return scaled_power(x, r, p * r + 1);
 }
 
 // Return e^x. The error grows with x, to 65 units in the last place for 88. 0 below -87.3. NaN stays NaN.
