@@ -61,14 +61,12 @@ def wasted(color: str = GRAY) -> dict:
     return {"facecolor": PAGE, "edgecolor": color, "hatch": "////", "linewidth": 0}
 
 
-def work_color(work: str, color: str = BLUE) -> str:
-    """Return what fills a kind of work in the color of its request."""
-    return {"prefill": shade(color), "decode": color, "finished": PAGE, "stalled": GRAY, "empty": PALE}[work]
-
-
 def work_look(work: str, color: str = BLUE) -> dict:
     """Return the look of a kind of work in the color of its request."""
-    return wasted(color) if work == "finished" else {"facecolor": work_color(work, color), "linewidth": 0}
+    if work == "finished":
+        return wasted(color)
+    fills = {"prefill": shade(color), "decode": color, "stalled": GRAY, "empty": PALE}
+    return {"facecolor": fills[work], "linewidth": 0}
 
 
 def work_key(work: str) -> dict | list[dict]:
