@@ -46,14 +46,8 @@ def ink_on(color: str) -> str:
     """Return the color of letters that has more contrast with a color: dark, bright, or that of the page."""
     if to_hex(color).upper() in (PAGE, PALE, LIGHT_SKY):
         return INK
-    dark, light = _luminance(DARK) + 0.05, _luminance(BRIGHT) + 0.05  # the contrast of WCAG 2
-    return DARK if (_luminance(color) + 0.05) ** 2 > dark * light else BRIGHT
-
-
-def _luminance(color: str) -> float:
-    """Return the relative luminance of a color in sRGB, from 0 to 1."""
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color))
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    red, green, blue = (part**2.2 for part in to_rgb(color))  # linear light
+    return DARK if 0.21 * red + 0.72 * green + 0.07 * blue > 0.18 else BRIGHT
 
 
 def wasted(color: str = GRAY) -> dict:

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from matplotlib.patches import FancyArrowPatch
-
 from ..trace import Trace, num_matching
 from .colors import GREEN, LABEL, MUTED, ORANGE, PAGE, PALE, RED, SKY, ink_on, request_colors, shade, wasted, work_key
 from .grids import set_up_grid
@@ -36,10 +34,10 @@ def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], tit
         draw_arrow(ax, (x + 0.5, 2.0), (x + 0.5, 1.0), linewidth=1.1, shrinkA=2, shrinkB=2)
     for x in range(min(accepted + 1, len(draft))):  # the model's token is compared with the next draft token
         same = x < accepted
-        look = {"arrowstyle": "<->", "color": GREEN if same else RED, "linewidth": 1.3, "mutation_scale": 9}
-        ax.add_patch(FancyArrowPatch((x + 0.75, 0.98), (x + 1.25, 2.02), **look))
+        color = GREEN if same else RED
+        draw_arrow(ax, (x + 0.75, 0.98), (x + 1.25, 2.02), "<->", color=color, linewidth=1.3, mutation_scale=9)
         box = {"facecolor": PAGE, "linewidth": 0, "pad": 0.8}
-        write(ax, x + 1.0, 1.5, "=" if same else "≠", color=shade(look["color"], 0.75), weight="bold", bbox=box)
+        write(ax, x + 1.0, 1.5, "=" if same else "≠", color=shade(color, 0.75), weight="bold", bbox=box)
     set_up_grid(ax, columns, 3, "")
     ax.set_yticks([0.5, 2.5], ["the model\nchooses", "the pass\ncomputes"])
     key = DRAFT_KEY | {"gained by the output": ORANGE, "chosen after a rejected token": PALE}
