@@ -23,7 +23,6 @@ import pytest
 import torch
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from nbgrader.utils import compute_checksum
 
 from helpers import set_up
 
@@ -123,30 +122,6 @@ def test_a_stamped_lesson_has_a_badge_and_a_first_cell_and_is_otherwise_the_same
     assert first.outputs == [] and last.outputs[0].execution_count == 3
 
 
-def test_in_an_exercise_the_cell_stamped_before_is_replaced_and_stays_locked_and_nothing_seems_to_have_run(course):
-    colab.stamp(course, "someone/course")
-    source, release = (read(course, f"exercises/{kind}/one/one.ipynb") for kind in ("source", "release"))
-    title, first, imports, _ = source.cells
-    assert source == release
-    assert f"/blob/v{colab.VERSION}/notebooks/exercises/release/one/one.ipynb)" in title.source
-    assert first.source == colab.set_up_cell("someone/course")
-    assert (first.id, first.metadata.nbgrader.locked, first.metadata.tags) == ("cell-1", True, ["bootstrap"])
-    assert first.metadata.nbgrader.checksum == compute_checksum(first) != "of the old source"
-    assert imports.source == "from helpers import load_model"
-    assert [cell.execution_count for cell in source.cells[1:]] == [None, None, None]
-
-
-def test_the_readme_has_the_address_and_badges_below_its_title_and_behind_each_notebook_in_its_tables():
-    lines = colab.stamp_readme(README, "someone/course").splitlines()
-    ci, overview = "https://github.com/someone/course/actions/workflows/ci.yml", "notebooks/0_in_ten_minutes.ipynb"
-    assert lines.pop(2) == f"[![CI]({ci}/badge.svg)]({ci}) {colab.badge('someone/course', overview)}"
-    assert lines.pop(2) == "" and (ROOT / overview).exists()
-    assert lines[2:4] == ["See [lesson 1](notebooks/1_one.ipynb).", "git clone https://github.com/someone/course here"]
-    one = colab.badge("someone/course", "notebooks/1_one.ipynb")
-    assert lines[7] == f"| 1 | [One](notebooks/1_one.ipynb) {one} | a loop |"
-    assert lines[8].count("[![") == 1  # not behind the link to another place
-
-
 def test_a_repository_can_be_named_again_replaced_and_removed(course):
     colab.stamp(course, "")
     without = contents(course)
@@ -178,29 +153,6 @@ def test_an_address_of_a_git_remote_names_its_repository(address, repository):
     assert (found["repository"] if found else "") == repository
 
 
-@pytest.mark.parametrize("remote", ["", "someone/course"])
-def test_the_default_is_the_git_remote_and_another_repository_is_pointed_out(course, capsys, remote):
-    git(course, "init", "--quiet")
-    if remote:
-        git(course, "remote", "add", "origin", f"https://github.com/{remote}.git")
-    assert colab.main([], course) == 0
-    assert {found for _, found, _ in stamps(course)} == {remote}
-    shown = capsys.readouterr().out
-    assert ("no git remote" in shown) == (not remote) and (f"git tag v{PROJECT['version']}" in shown) == bool(remote)
-    colab.main(["--repo", "else/where"], course)
-    shown = capsys.readouterr().out
-    assert shown.startswith("3 notebooks and README.md name github.com/else/where. Files changed: 4.\n")
-    assert "Until else/where exists, these badges lead nowhere." in shown
-
-
-@pytest.mark.parametrize("name", ["course", "https://github.com/someone/course", "some one/course", 'a/b"'])
-def test_anything_but_owner_and_name_is_refused(course, name):
-    before = contents(course)
-    with pytest.raises(SystemExit):
-        colab.main(["--repo", name], course)
-    assert contents(course) == before
-
-
 # --- this checkout -------------------------------------------------------------------------------------------------
 
 
@@ -219,26 +171,7 @@ def test_every_committed_notebook_and_the_readme_are_stamped():
     assert outdated == [], "run make colab"
 
 
-@pytest.mark.skipif({""} == REPOSITORIES or not (ROOT / ".git").exists(), reason="there is nothing to compare")
-def test_the_repository_and_the_tag_exist_as_far_as_this_checkout_knows():
-    """Git's word is the only proof that needs no network."""
-    remotes, tags = (
-        subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout.split()
-        for words in (["remote", "-v"], ["tag"])
-    )
-    known = {found["repository"] for found in map(colab.GITHUB.search, remotes) if found}
-    assert known >= REPOSITORIES, "make colab names the git remote; or add this repository as a git remote"
-    assert f"v{colab.VERSION}" in tags, "the set-up cell installs this version from its tag"
-
-
 # --- the set-up cell -------------------------------------------------------------------------------------------------
-
-
-def git(folder, *arguments):
-    """Run git without this machine's settings."""
-    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
-    environment = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    subprocess.run(["git", "-C", folder, *identity, *arguments], check=True, capture_output=True, env=environment)
 
 
 PIP = """
@@ -326,31 +259,11 @@ def test_in_a_copy_of_the_course_the_cell_does_nothing(machine, folder):
     assert machine.asked_of_pip() == []
 
 
-def test_elsewhere_it_installs_the_package_once_from_its_tag_without_the_extras_that_no_lesson_needs(machine):
-    unwanted = ('no-such-package; extra == "cluster"', 'no-such-reader; extra == "gguf"')
-    small_wheel(machine, "torch>=2.6", 'numpy>=1.26; extra == "server"', *unwanted)
-    assert machine.start() == (True, "")
-    archive = f"https://github.com/someone/course/archive/refs/tags/v{PROJECT['version']}.zip"
-    assert machine.asked_of_pip() == [f"install --quiet --no-deps {archive}"]
-
-
 def test_it_installs_what_is_missing_or_too_old_and_never_torch(machine):
     small_wheel(machine, "torch>=99", 'numpy>=99; extra == "server"', "tqdm>=4", "no-such-package>=1,<2")
     succeeds, shown = machine.start()
     assert succeeds and f"Installing numpy>=99, no-such-package<2,>=1. torch {metadata.version('torch')} stays" in shown
     assert machine.asked_of_pip()[1].split()[-2:] == ["numpy>=99", "no-such-package<2,>=1"]
-
-
-def test_a_missing_torch_is_installed(monkeypatch):
-    def version(name):
-        if name == "torch":
-            raise metadata.PackageNotFoundError(name)
-        return "2.0"
-
-    monkeypatch.setattr(set_up.metadata, "requires", lambda name: ["torch>=2.6", "numpy>=1.26"])
-    monkeypatch.setattr(set_up.metadata, "version", version)
-    monkeypatch.setattr(set_up.util, "find_spec", lambda name: None)
-    assert set_up.missing() == ["torch>=2.6"]
 
 
 def test_a_requirement_that_cannot_be_installed_gives_a_message_without_a_traceback(machine):
