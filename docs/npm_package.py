@@ -1,4 +1,4 @@
-"""Unpack a package of npm: pages need Pyodide (the playground) and reveal.js (the slides), which PyPI lacks."""
+"""Unpack a package of npm: the playground needs Pyodide, which PyPI lacks."""
 
 import json
 import shutil
