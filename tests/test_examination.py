@@ -137,16 +137,3 @@ def test_no_task_and_no_copy_has_the_cases_of_another(tmp_path, clock, monkeypat
     grade_cells(cells_from(tmp_path, nb, EVICTION), LIMITS, "seed", False)
     assert len(set(seeds)) == len(seeds) == 8 and min(map(int.bit_length, seeds)) > 100
     assert case_seed("a", "evict") == case_seed("a", "evict") != case_seed("b", "evict")
-
-
-def test_a_result_that_takes_too_long_to_compare_loses_its_task_only(tmp_path, clock, monkeypatch):
-    monkeypatch.setattr(examination, "COMPARING_SECONDS", -59.7)
-    examine = examination.examine
-
-    def slow(exercise, ask, seed):
-        while exercise.name == "left_pad":
-            pass
-        return examine(exercise, ask, seed)
-
-    monkeypatch.setattr(examination, "examine", slow)
-    assert earned(tmp_path, notebook(TWO, answers_of(TWO))) == ALL | {"left_pad": 0}
