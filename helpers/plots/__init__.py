@@ -34,6 +34,6 @@ from .rows import slot_timeline, tokens_read, waiting_requests
 from .split_model import pass_shares, split_block
 from .system_map import system_map
 from .token_choices import constrained_text, probability_strips, tokens_over_states
-from .verified_drafts import draft_staircase, draft_timeline, verified_draft
+from .verified_drafts import draft_staircase, verified_draft
 
 globals().update({name: style.styled(draw) for name, draw in globals().items() if inspect.isfunction(draw)})

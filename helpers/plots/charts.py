@@ -1,6 +1,5 @@
 """Bar charts, line plots and scatter plots, for numbers of any kind."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 
 from matplotlib.lines import Line2D
@@ -15,7 +14,8 @@ def bars(values: Mapping[str, float], xlabel: str, title: str = "") -> Picture:
     names = list(values)
     colors = [BLUE] + [LIGHT_BLUE] * (len(names) - 1)
     drawn = ax.barh(names, list(values.values()), color=colors)
-    ax.bar_label(drawn, labels=_equally_precise(values.values()), padding=3)
+    labels = [f"{value:,}" if isinstance(value, int) else f"{value:.3g}" for value in values.values()]
+    ax.bar_label(drawn, labels=labels, padding=3)
     ax.invert_yaxis()
     ax.margins(x=0.12)
     ax.tick_params(axis="y", length=0)
@@ -23,14 +23,6 @@ def bars(values: Mapping[str, float], xlabel: str, title: str = "") -> Picture:
     # Tests compare stored outputs with new ones, and more decimals would differ between processors.
     listed = ", ".join(f"{name} {_to_hundredths(value)}" for name, value in values.items())
     return Picture(figure, f"Bar chart, {title or xlabel}: {listed}.")
-
-
-def _equally_precise(values: Collection[float]) -> list[str]:
-    """Return the values with the decimals that give the largest one three digits."""
-    largest = max(map(abs, values), default=0)
-    decimals = max(0, 2 - math.floor(math.log10(largest))) if largest else 0
-    least = 10**-decimals
-    return [f"under {least:g}" if 0 < value < least else f"{value:,.{decimals}f}" for value in values]
 
 
 def _to_hundredths(value: float) -> str:

@@ -192,33 +192,30 @@ def token_budget(prompt_tokens: int, decoding: int, budget: int) -> Picture:
     return Picture(figure, alt)
 
 
-def padded_and_ragged(lengths: Sequence[int] = (1, 1, 1, 7)) -> Picture:
-    """Draw a forward pass over requests of these lengths: as padded rows, and as one row that attention splits."""
-    width, rows, total = max(lengths), len(lengths), sum(lengths)
-    figure, (upper, middle, lower) = new_figure(0.34 * rows + 2.35, 3, height_ratios=[rows, 1.1, 1.1])
-    pads = width * rows - total
-    columns = max(width, total + 0.5 * (rows - 1))
+def padded_and_ragged() -> Picture:
+    """Draw a forward pass over three decodes and a prefill: as padded rows, and as one row that attention splits."""
+    lengths, columns = (1, 1, 1, 7), 11.5
+    figure, (upper, middle, lower) = new_figure(3.71, 3, height_ratios=[4, 1.1, 1.1])
     for y, length in enumerate(lengths):
-        for x in range(width):
-            draw_cell(upper, x, y, REQUEST_COLORS[y % 7] if x >= width - length else None)
-    heading = f"padded: {rows} x {width} = {width * rows} tokens computed, {pads} of them pads"
-    set_up_grid(upper, columns, rows, heading, [f"request {y}" for y in range(rows)])
+        for x in range(7):
+            draw_cell(upper, x, y, REQUEST_COLORS[y] if x >= 7 - length else None)
+    heading = "padded: 4 x 7 = 28 tokens computed, 18 of them pads"
+    set_up_grid(upper, columns, 4, heading, [f"request {y}" for y in range(4)])
     for ax, gap, name in (
-        (middle, 0, f"ragged: the linear layers compute {total} tokens, in one row"),
+        (middle, 0, "ragged: the linear layers compute 10 tokens, in one row"),
         (lower, 0.5, "attention splits the row by request, and its results are joined again"),
     ):
         left = 0.0
         for request, length in enumerate(lengths):
-            color = REQUEST_COLORS[request % 7]
+            color = REQUEST_COLORS[request]
             for x in range(length):
                 draw_cell(ax, left + x, 0, color)
             write(ax, left + length / 2, 0.52, str(request), color=ink_on(color))
             left += length + gap
         set_up_grid(ax, columns, 1, name)
     alt = (
-        f"A pass over {rows} requests with {', '.join(map(str, lengths))} tokens. Padded to one width, it computes "
-        f"{width * rows} tokens, {pads} of them pads. Side by side in one row, it computes {total} tokens. Only "
-        "attention splits the row by request."
+        "A pass over 4 requests with 1, 1, 1, 7 tokens. Padded to one width, it computes 28 tokens, 18 of them pads. "
+        "Side by side in one row, it computes 10 tokens. Only attention splits the row by request."
     )
     return Picture(figure, alt)
 
