@@ -148,21 +148,16 @@ def test_other_cells_run_side_by_side_and_ctrl_c_ends_them_and_writes_what_ran(l
     assert not (tmp_path / "executed" / "3_rows.ipynb").exists()
 
 
-@pytest.mark.parametrize(
-    ("wanted", "names"),
-    [
-        ("", "1_rows 2_rows 10_rows a_paper"),
-        ("2", "2_rows"),
-        ("10 1", "1_rows 10_rows"),
-        ("1,2", "1_rows 2_rows"),
-        (" a_paper, 10", "10_rows a_paper"),
-    ],
-)
-def test_notebooks_are_selected_by_number_or_name_and_run_in_reading_order(lesson, tmp_path, wanted, names):
+def test_notebooks_are_selected_by_number_or_name_and_run_in_reading_order(lesson, tmp_path):
     for number in (10, "a_paper", 2, 1):
         lesson(number)
-    selected = run_course.select(tmp_path / "notebooks", wanted)
-    assert [path.stem for path in selected] == names.split()
+    for wanted, names in (
+        ("", "1_rows 2_rows 10_rows a_paper"),
+        ("10,1", "1_rows 10_rows"),
+        ("a_paper 2", "2_rows a_paper"),
+    ):
+        selected = run_course.select(tmp_path / "notebooks", wanted)
+        assert [path.stem for path in selected] == names.split()
 
 
 def test_save_stores_the_same_notebook_whenever_it_runs(lesson, run):

@@ -11,7 +11,7 @@ from pathlib import Path
 import grade
 import nbformat
 import pytest
-from grading import examiners, feedback, sandbox
+from grading import examiners, feedback
 from grading.examination import Task, Work, memo_task
 from grading.examiners import Grade
 from grading.feedback import Mark
@@ -191,9 +191,7 @@ HEAD = "student,assignment,memo,points"
     [
         (f"{HEAD}\nada,{MEMO},memo,5\n", "gets '5' points, expected 0 to 4"),
         (f"{HEAD}\nada,{MEMO},memo,nan\n", "expected 0 to 4"),
-        (f"{HEAD}\nada,{MEMO},memo,good\n", "expected 0 to 4"),
         (f"{HEAD}\neve,{MEMO},memo,2\n", "has no text 'memo'"),
-        (f"{HEAD}\nada,{MEMO},other,2\n", "has no text 'other' to give points for"),
         ("student,points\nada,2\n", "is not a table with the columns student, assignment, points"),
         (f"{HEAD}\n" * 100_002, "more than 100,000 lines"),
         (None, "There is no file"),
@@ -214,11 +212,6 @@ def test_without_a_sandbox_grading_says_how_to_get_one(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match=r"apt install bubblewrap.*--no-sandbox"):
         grade.main(["grade", str(tmp_path), "--out", str(tmp_path / "out")])
-    bwrap = tmp_path / "bwrap"
-    bwrap.write_text("#!/bin/sh\necho bwrap: No permissions to create new namespace >&2; exit 1\n")
-    bwrap.chmod(0o755)
-    with pytest.raises(sandbox.NoSandboxError, match="cannot make one here: bwrap: No permissions"):
-        sandbox.require()
 
 
 def test_a_default_seed_cannot_be_guessed(tmp_path, monkeypatch):

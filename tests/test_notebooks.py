@@ -209,11 +209,3 @@ def test_a_lesson_opens_with_a_picture_and_the_map_has_a_headline_of_one_line_an
     assert f"plots.system_map({path.name.split('_')[0]})" in "".join(cell.source for cell in opening)
     prose = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
     assert [section for section in SECTIONS if not re.search(rf"^{section}$", prose, re.MULTILINE)] == []
-
-
-def test_the_overview_has_four_pictures_that_move_and_its_code_on_one_screen():
-    cells = [cell for cell in read(OVERVIEW).cells if cell.cell_type == "code"]
-    pages = [output.get("data", {}).get("text/html", "") for cell in cells for output in cell.outputs]
-    shown = [cell for cell in cells if not {"bootstrap", "hide-input", "headline"} & set(tags_of(cell))]
-    assert sum("<script>" in page for page in pages) == 4
-    assert max(len(cell.source.splitlines()) for cell in shown) <= 22

@@ -1,20 +1,15 @@
 """README.md and the pages in docs/ say what is true: examples run, tables are the server's, links lead somewhere."""
 
 import re
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 from helpers import Engine
 from helpers.server.app import make_app
 from helpers.server.protocol import ChatRequest, CompletionRequest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
 SERVER_PAGE = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
@@ -82,13 +77,3 @@ def test_the_list_of_files_is_that_of_the_package():
     files = {path.name for path in (ROOT / "helpers").glob("*.py")} - {"__init__.py"}
     folders = {path.parent.name for path in (ROOT / "helpers").glob("*/__init__.py")}
     assert files | folders <= told, "a module of helpers/ is not in the list"
-
-
-def test_the_citation_file_is_valid_and_of_this_version():
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.citation-file-format"]
-    done = subprocess.run([*command, ROOT / "CITATION.cff"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert (citation["version"], " AND ".join(citation["license"])) == (project["version"], project["license"])
-    assert PAGE.startswith(f"# {citation['title']}\n")
