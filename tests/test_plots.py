@@ -73,7 +73,7 @@ PICTURES = {
     "probability_strips": lambda: plots.probability_strips(STRIPS, 0.5, T),
     "constrained_text": lambda: plots.constrained_text(["{", ' "', "na", "me", '"}'] * 5, [1, 2, 30, 1, 1] * 5),
     "tokens_over_states": lambda: plots.tokens_over_states([' "', "but"], ('."', "."), first=8, title=T),
-    "token_budget": lambda: plots.token_budget(100, decoding=4, budget=34),
+    "token_budget": lambda: plots.token_budget(36, decoding=3, budget=16),
     "verified_draft": lambda: plots.verified_draft(" came", [" to", " a", " river"], [" to", " a", " field", " of"], T),
     "draft_staircase": lambda: plots.draft_staircase([(4, 4), (4, 1), (0, 0)]),
     "rounding_levels": lambda: plots.rounding_levels([0.3, -0.2, 0.05, 0.0], {"all": [0.1], "two": [0.1, 0.05]}, 3, T),

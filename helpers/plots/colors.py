@@ -47,7 +47,7 @@ def ink_on(color: str) -> str:
     if to_hex(color).upper() in (PAGE, PALE, LIGHT_SKY):
         return INK
     red, green, blue = (part**2.2 for part in to_rgb(color))  # linear light
-    return DARK if 0.21 * red + 0.72 * green + 0.07 * blue > 0.18 else BRIGHT
+    return DARK if 0.21 * red + 0.72 * green + 0.07 * blue > 0.21 else BRIGHT
 
 
 def wasted(color: str = GRAY) -> dict:
