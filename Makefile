@@ -46,7 +46,7 @@ bench: export THP_MEM_ALLOC_ENABLE := 1
 test test-slow soak test-oldest: export COURSE_MODEL :=
 
 .DEFAULT_GOAL := help
-.PHONY: help course site lab serve cluster test test-slow soak test-oldest support-matrix bench notebooks images release handout grade colab tiny-model tiny-adapters clean
+.PHONY: help course site slides lab serve cluster test test-slow soak test-oldest support-matrix bench notebooks images release handout grade colab tiny-model tiny-adapters clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,9 @@ course: $(STAMP)  ## run the lessons and build a site from them in build/site/ [
 
 site: $(STAMP)  ## build the site in build/site/ from the stored outputs, without running the lessons [ARGS=--serve] [REPO=owner/name]
 	@$(RUN) docs/build_site.py --strict $(if $(REPO),--repo "$(REPO)") $(ARGS)
+
+slides: $(STAMP)  ## make a deck of slides from each lesson's pictures and questions in build/slides/, which works offline
+	@$(RUN) docs/build_slides.py
 
 # Without nbgrader's menus and the question about Jupyter's news. Your own settings of Jupyter still apply.
 lab: export JUPYTER_CONFIG_PATH := $(CURDIR)/.jupyter

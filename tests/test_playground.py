@@ -149,7 +149,7 @@ def test_the_files_on_the_site_are_enough_to_run_the_engine_and_a_fleet(tmp_path
     [(None, "npm is not installed"), ("false", f"npm could not fetch pyodide {playground_files.PYODIDE}")],
 )
 def test_without_npm_or_a_network_there_is_no_playground_and_the_reason_is_told(tmp_path, monkeypatch, npm, reason):
-    monkeypatch.setattr("playground_files.shutil.which", lambda name: npm)  # the program false always fails
+    monkeypatch.setattr("npm_package.shutil.which", lambda name: npm)  # the program false always fails
     assert playground_files.playground(tmp_path / "cache") == ({}, reason)
 
 

@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-import build_site
 import nbformat
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -185,24 +184,14 @@ def test_links_to_files_without_a_page_lead_to_the_api_or_become_text(lesson):
     assert re.search(r"\bNext, <a", lesson) and re.search(r"</a>, text", lesson)
 
 
+def test_no_link_is_broken_and_nothing_is_loaded_from_elsewhere(small_site):
+    assert broken_links(small_site) == []
+
+
 def test_the_api_lists_every_exported_name_with_its_first_line(small_site):
     index = (small_site / "api" / "index.html").read_text()
     for name in helpers.__all__:
         assert re.search(rf'title="helpers\.[\w.]+\.{name}"', index), name
-
-
-def test_notebooks_are_in_reading_order_and_lessons_that_did_not_run_come_from_the_next_folder(tmp_path):
-    run, stored = tmp_path / "run", tmp_path / "stored"
-    for folder, number in [(run, 3), (stored, 10), (stored, 3), (stored, 2)]:
-        folder.mkdir(exist_ok=True)
-        nb = new_notebook(cells=[new_markdown_cell(f"# {number}, {folder.name}")])
-        nbformat.write(nb, folder / f"{number}_rows.ipynb")
-    lessons = build_site.read([run, stored], "[0-9]*.ipynb", "notebooks/")
-    assert [lesson.title for lesson in lessons] == ["2, stored", "3, run", "10, stored"]
-    assert lessons[1].path == "notebooks/3_rows.ipynb"
-    release = build_site.read([ROOT / "notebooks/exercises/release"], "*/*.ipynb", "")
-    names = [Path(exercises.path).stem for exercises in release]
-    assert names[3:5] == ["4_scheduling", "4_codelab_scheduler"] and names[-1] == "18_fleet_memo"
 
 
 # --- the whole site, in a browser -------------------------------------------------------------------------------------
@@ -235,6 +224,20 @@ KINDS = [  # one page of each kind
 ]
 
 
+def test_no_page_has_an_error_or_scrolls_to_the_side_on_a_phone(site, window):
+    folder, address = site
+    page = window(address, site=address, viewport=PHONE)
+    scrolls = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    wide = []
+    for path in sorted(folder.rglob("*.html")):
+        page.goto(address + path.relative_to(folder).as_posix())
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            if page.evaluate(scrolls):
+                wide.append((page.url, scheme))
+    assert wide == []
+
+
 @pytest.mark.parametrize(("viewport", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")])
 def test_each_kind_of_page_meets_the_rules_of_accessibility(site, window, viewport, scheme):
     folder, address = site
@@ -250,8 +253,10 @@ def test_each_kind_of_page_meets_the_rules_of_accessibility(site, window, viewpo
     assert problems == []
 
 
-def test_search_finds_a_term(site, window):
-    address = site[1]
+@pytest.mark.parametrize("opened_as", ["http", "file"])
+def test_search_finds_a_term(site, window, opened_as):
+    folder, address = site
+    address = address if opened_as == "http" else folder.as_uri() + "/"
     page = window(address + "index.html", site=address)
     page.get_by_role("textbox", name="Search").fill("preemption")
     page.keyboard.press("Enter")
