@@ -172,7 +172,9 @@ def alt_texts(output: NotebookNode) -> list[str]:
     return [kind for kind, metadata in output.get("metadata", {}).items() if "alt" in metadata]
 
 
-def stage(folder: Path, notebooks: Sequence[Path], repository: str = "", with_playground: bool = True) -> None:
+def stage(
+    folder: Path, notebooks: Sequence[Path], repository: str = "", with_playground: bool = True, base: str = ""
+) -> None:
     """Write everything that Sphinx reads."""
     overview, lessons = (read(notebooks, pattern, "notebooks/") for pattern in ("0_*.ipynb", "[1-9]*.ipynb"))
     extra = read(notebooks, "extra/*.ipynb", "notebooks/")
@@ -197,12 +199,14 @@ def stage(folder: Path, notebooks: Sequence[Path], repository: str = "", with_pl
     model = next((lesson.nb.metadata.get("course", {}).get("model") for lesson in lessons), None)
     environment = Environment(trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     names = dict(overview=next(iter(overview), None), lessons=lessons, extra=extra, exercises=exercises, model=model)
-    names |= dict(race=moving_race(), pages=texts, api=list(pages), names=public_names())
-    out.add("_extra/_static/window_dark.png", (ROOT / "images" / "window_dark.png").read_bytes())
+    names |= dict(base=base, race=moving_race(), pages=texts, api=list(pages), names=public_names())
+    for name in ("preview.png", "window_dark.png"):
+        out.add(f"_extra/_static/{name}", (ROOT / "images" / name).read_bytes())
     made = {
         "home.md": "index.md",
         "exercises.md": "docs/exercises.md",
         "api.md": "api/index.md",
+        "404.html": "_extra/404.html",
     }
     for name, path in made.items():
         template = (DOCS / "templates" / name).read_text(encoding="utf-8")
@@ -242,6 +246,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="where the site goes")
     parser.add_argument("--repo", default="", help="owner/name on GitHub, for links to files that have no page")
+    parser.add_argument(
+        "--base", default="", help="the address at which the site will be, for previews of links and the sitemap"
+    )
     parser.add_argument("--strict", action="store_true", help="fail on a broken link and on any other warning")
     parser.add_argument("--show", action="store_true", help="open a browser, if this is a terminal on a screen")
     parser.add_argument("--serve", action="store_true", help="serve the site to this machine; the playground needs it")
@@ -252,9 +259,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(args.notebooks) > 1:
         print("Lessons that did not run this time show their stored outputs.", flush=True)
     source, doctrees = (args.out.with_name(args.out.name + suffix) for suffix in ("-source", "-doctrees"))
-    stage(source, args.notebooks, args.repo, not args.without_playground)
+    base = args.base and args.base.rstrip("/") + "/"
+    stage(source, args.notebooks, args.repo, not args.without_playground, base)
     remove_site(args.out)  # Sphinx would leave the pages of lessons that did not run this time
     options = ["-q", "-j", "auto", "-c", str(DOCS), "-d", str(doctrees), "-D", f"html_extra_path={source / '_extra'}"]
+    options += ["-D", f"html_baseurl={base}"]
     exit_code = sphinx([*options, *(["-W", "--keep-going"] if args.strict else []), str(source), str(args.out)])
     index = args.out / "index.html"
     print(f"The site took {time.perf_counter() - start:.0f} s. To read it, open {os.path.relpath(index)}", flush=True)

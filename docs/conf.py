@@ -12,7 +12,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 project = "Continuous batching"
 html_title = "Continuous batching"
 language = "en"
-extensions = ["myst_nb", "glossary_links", "accessibility"]
+extensions = ["myst_nb", "glossary_links", "accessibility", "link_previews"]
 exclude_patterns = ["_extra"]
 
 # Lessons: executed before Sphinx reads them, or never (exercises).

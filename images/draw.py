@@ -5,13 +5,19 @@ The lessons do not link these files, because Colab cannot show relative pictures
 """
 
 import argparse
+import base64
+import io
+import re
 import sys
 from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from helpers import generate_continuous, generate_static, plots, workloads
 from helpers.plots.player import veil
+from helpers.plots.style import FONTS
 
 VEIL = (
     "<style>.veil{transform:scaleX(0);transform-box:fill-box;transform-origin:right}@media(prefers-reduced-motion:"
@@ -32,6 +38,25 @@ def in_motion(svg: str, picture: plots.Picture) -> str:
     return svg.replace("</svg>", f"{VEIL}{veils}</svg>")
 
 
+def preview(picture: plots.Picture, path: Path) -> None:
+    """Write what other sites show beside a link, 1200 by 630 pixels: the race below the course's name."""
+    race = Image.open(io.BytesIO(base64.b64decode(picture.png()))).convert("RGB")
+    card = Image.new("RGB", (1200, 630), "white")
+    race.thumbnail((1120, 480))
+    card.paste(race, (40, 140))
+    static, continuous = re.findall(r"(\d+) forward passes", picture.alt)
+    for text, name, size, at in (
+        ("Continuous batching, from one token to a server", "Bold", 44, (48, 34)),
+        ("how LLM servers keep every row busy", "Regular", 28, (48, 92)),
+        (static, "Bold", 150, (680, 180)),
+        (continuous, "Bold", 150, (680, 390)),
+        ("forward passes", "Regular", 40, (680, 550)),
+    ):
+        font = ImageFont.truetype(FONTS / f"Inter-{name}.ttf", size)
+        ImageDraw.Draw(card).text(at, text, "#22262B", font)
+    card.quantize(64).save(path, optimize=True)
+
+
 FIGURES = {"race": race, "system_map": plots.system_map}
 
 
@@ -44,6 +69,7 @@ def main() -> None:
         path = out / f"{name}.svg"
         picture.save(path)
         if name == "race":
+            preview(picture, out / "preview.png")
             path.write_text(in_motion(path.read_text(encoding="utf-8"), picture), encoding="utf-8")
         print(f"{name}.svg: {picture.alt}")
 

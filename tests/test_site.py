@@ -6,6 +6,7 @@ The first tests build a site of two small lessons, the others the whole one, and
 import re
 import subprocess
 import sys
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
@@ -81,7 +82,7 @@ def small_site(tmp_path_factory):
         metadata = {"language_info": {"name": "python"}, "course": {"model": "some/model"}}
         nb = new_notebook(cells=cells, metadata=metadata)
         nbformat.write(nb, folder / name)
-    return build(folder / "site", "--notebooks", folder, "--without-playground")
+    return build(folder / "site", "--notebooks", folder, "--without-playground", "--base", "https://example.org/course")
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +120,8 @@ def broken_links(site: Path) -> list[str]:
     broken = []
     for path, page in pages.items():
         for link in page.loaded + page.links:
+            if path == site / "404.html" and link.startswith("/"):  # a server shows this page at any depth
+                link = f"{site.as_uri()}{link}{'index.html' if link == '/' else ''}"
             address, anchor = urldefrag(urljoin(path.as_uri(), link))
             if urlsplit(address).scheme != "file":
                 if link in page.loaded and not link.startswith("data:"):
@@ -147,6 +150,28 @@ def test_a_lesson_has_no_set_up_cell_and_texts_for_its_pictures_and_unfolds_cell
     assert any("draw_the_map" in part and "<img" not in part for part in folded)
     assert any("42 rows" in part and "print" not in part for part in folded)
     assert not any("132 passes" in part for part in folded)
+
+
+def test_a_link_to_a_page_shows_its_title_its_first_sentence_and_a_picture(lesson, small_site):
+    tags = dict(re.findall(r'<meta property="([\w:]+)" content="([^"]*)">', lesson))
+    assert tags["og:title"] == "3. Rows &amp; columns"
+    assert tags["og:description"].startswith("A preemption, then another preemption.")
+    assert tags["og:url"] == "https://example.org/course/notebooks/3_continuous_batching.html"
+    picture = small_site / tags["og:image"].removeprefix("https://example.org/course/")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_button_copies_code_and_a_long_line_fits_on_a_laptop(open_lesson):
+    page = open_lesson(viewport={"width": 1366, "height": 768})
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text }")
+    cell = page.locator(".cell_input .highlight").filter(has_text="print(headline)")
+    cell.hover()
+    cell.get_by_role("button", name="Copy").click()
+    expect(cell.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("window.copied") == f"print(headline){WIDE}"
+    assert page.evaluate(
+        "[...document.querySelectorAll('.cell_input pre')].every(one => one.scrollWidth <= one.clientWidth)"
+    )
 
 
 @pytest.fixture
@@ -184,6 +209,12 @@ def test_links_to_files_without_a_page_lead_to_the_api_or_become_text(lesson):
     assert re.search(r"\bNext, <a", lesson) and re.search(r"</a>, text", lesson)
 
 
+def test_the_first_mention_of_a_term_links_to_its_sentence(lesson):
+    mentions = re.findall(r"<a [^>]*>preemption</a>", lesson)
+    assert len(mentions) == 1 and lesson.count("preemption") > 1
+    assert 'href="../docs/glossary.html#preemption"' in mentions[0] and "recomputed later" in mentions[0]
+
+
 def test_no_link_is_broken_and_nothing_is_loaded_from_elsewhere(small_site):
     assert broken_links(small_site) == []
 
@@ -192,6 +223,14 @@ def test_the_api_lists_every_exported_name_with_its_first_line(small_site):
     index = (small_site / "api" / "index.html").read_text()
     for name in helpers.__all__:
         assert re.search(rf'title="helpers\.[\w.]+\.{name}"', index), name
+
+
+def test_exercises_do_not_link_themselves_and_no_two_pages_have_the_same_heading(small_site):
+    name = "notebooks/exercises/release/3_continuous_batching/3_continuous_batching.html"
+    assert not re.search(r'href="#"[^>]*><span[^>]*>Exercises', (small_site / name).read_text())
+    pages = [path.read_text() for path in small_site.rglob("*.html")]
+    headings = Counter(found[1] for page in pages if (found := re.search(r"<h1>(.*?)(<a |</h1>)", page)))
+    assert [heading for heading, count in headings.items() if count > 1] == []
 
 
 # --- the whole site, in a browser -------------------------------------------------------------------------------------
@@ -263,6 +302,29 @@ def test_search_finds_a_term(site, window, opened_as):
     page.locator("ul.search a").filter(has_text="Preemption").click()
     page.wait_for_url("**/docs/glossary.html*#preemption")
     expect(page.get_by_role("heading", name="Preemption")).to_be_visible()
+
+
+def test_next_leads_through_the_lessons_and_home_is_on_every_page(site, window):
+    address = site[1]
+    page = window(address + "notebooks/1_single_token_generation.html", site=address)
+    for number in range(2, 8):
+        page.get_by_role("link", name=re.compile("^Next")).click()
+        page.wait_for_url(f"**/notebooks/{number}_*")
+    page.get_by_role("link", name="Continuous batching", exact=True).first.click()
+    page.wait_for_url(address + "index.html")
+
+
+def test_the_keyboard_skips_the_navigation_and_unfolds_a_cell(site, window):
+    address = site[1]
+    page = window(address + "notebooks/3_continuous_batching.html", site=address)
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to content")
+    cell = page.locator("details.hide").first
+    expect(cell.locator("summary")).to_have_accessible_name("Show the source")
+    cell.locator("summary").first.focus()
+    expect(cell).not_to_have_attribute("open", "")
+    page.keyboard.press("Enter")
+    expect(cell).to_have_attribute("open", "")
 
 
 def test_players_play_without_a_kernel(site, window):
