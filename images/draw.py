@@ -16,13 +16,13 @@ from PIL import Image, ImageDraw, ImageFont
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from helpers import generate_continuous, generate_static, plots, workloads
+from helpers.plots.player import veil
 from helpers.plots.style import FONTS
 
 VEIL = (
     "<style>.veil{transform:scaleX(0);transform-box:fill-box;transform-origin:right}@media(prefers-reduced-motion:"
     "no-preference){.veil{animation:race 5s linear}}@keyframes race{from{transform:none}}</style>"
 )
-LOOK = 'style="fill:var(--plot-page);fill-opacity:.85"'
 
 
 def race() -> plots.Picture:
@@ -34,13 +34,7 @@ def race() -> plots.Picture:
 
 def in_motion(svg: str, picture: plots.Picture) -> str:
     """Return an SVG file with a veil over each of its panels that moves to the right, once, in five seconds."""
-    scale, height = 72 / picture.figure.dpi, 72 * picture.figure.get_figheight()
-    boxes = [ax.get_window_extent() for ax in picture.figure.axes]
-    veils = "".join(
-        f'<rect class="veil" x="{box.x0 * scale + 1:.1f}" y="{height - box.y1 * scale:.1f}" {LOOK} '
-        f'width="{box.width * scale:.1f}" height="{box.height * scale - 1:.1f}"/>'
-        for box in boxes
-    )
+    veils = "".join(map(veil, picture.figure.axes))
     return svg.replace("</svg>", f"{VEIL}{veils}</svg>")
 
 

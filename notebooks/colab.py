@@ -175,22 +175,17 @@ def main(argv: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repo", help='owner/name on GitHub; "" removes all badges (default: the git remote origin)')
     args = parser.parse_args(argv)
-    remote = repository_of_remote(root)
-    repository = remote if args.repo is None else args.repo
+    repository = repository_of_remote(root) if args.repo is None else args.repo
     if repository and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         parser.error(f"a repository is named as owner/name, and {repository!r} is not")
     changed = stamp(root, repository)
     name = f"github.com/{repository}" if repository else "no repository, and have no badges"
     print(f"{len(notebooks_of(root))} notebooks and README.md name {name}. Files changed: {len(changed)}.")
     if repository:
-        print("Colab can install the course only while this repository is public.")
-    if args.repo is None and not remote:
-        print("There is no git remote `origin` on GitHub: make colab REPO=owner/name names a repository.")
-    if repository and repository != remote:
-        # Badges that lead nowhere are worse than none.
-        print(f"The git remote is {remote or 'not on GitHub'}. Until {repository} exists, these badges lead nowhere.")
-    if repository:
-        print(f"Notebooks and badges name the tag v{VERSION}: git tag v{VERSION} && git push origin v{VERSION}")
+        print("Colab can install the course only while this repository is public, and only from its tag:")
+        print(f"git tag v{VERSION} && git push origin v{VERSION}")
+    else:
+        print("make colab REPO=owner/name names a repository on GitHub.")
     return 0
 
 

@@ -150,47 +150,16 @@ def test_other_cells_run_side_by_side_and_ctrl_c_ends_them_and_writes_what_ran(l
     assert not (tmp_path / "executed" / "3_rows.ipynb").exists()
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "error"),
-    [
-        (
-            "def fail(x):\n    return 1 / x",
-            "import textwrap\n\nprint(1)\nfail(0)",
-            "cell [2], line 4\n    fail(0)\nZeroDivisionError: division by zero",
-        ),
-        ("1", "x = 1\ny = )", "cell [2], line 2\n    y = )\nSyntaxError"),
-        ("import os", "os._exit(1)", "cell [2]\n    os._exit(1)\nDeadKernelError: Kernel died"),
-    ],
-    ids=["in another cell's function", "syntax", "dead kernel"],
-)
-def test_the_line_that_fails_is_quoted(lesson, run, capsys, first, second, error):
-    lesson(1, code(first), code(second))
-    assert run()[0] == 1
-    assert f"1_rows.ipynb stopped in {error}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("wanted", "names"),
-    [
-        ("", "1_rows 2_rows 10_rows a_paper"),
-        ("2", "2_rows"),
-        ("10 1", "1_rows 10_rows"),
-        ("1,2", "1_rows 2_rows"),
-        (" a_paper, 10", "10_rows a_paper"),
-    ],
-)
-def test_notebooks_are_selected_by_number_or_name_and_run_in_reading_order(lesson, tmp_path, wanted, names):
+def test_notebooks_are_selected_by_number_or_name_and_run_in_reading_order(lesson, tmp_path):
     for number in (10, "a_paper", 2, 1):
         lesson(number)
-    selected = run_course.select(tmp_path / "notebooks", wanted)
-    assert [path.stem for path in selected] == names.split()
-
-
-def test_an_unknown_lesson_is_an_error_that_lists_those_there_are(lesson, run, capsys):
-    lesson(1), lesson(2)
-    with pytest.raises(SystemExit, match="2"):  # not 1, after which `make course` would build the site
-        run("--lessons", "1 7")
-    assert "no lesson 7; there are 1, 2" in capsys.readouterr().err
+    for wanted, names in (
+        ("", "1_rows 2_rows 10_rows a_paper"),
+        ("10,1", "1_rows 10_rows"),
+        ("a_paper 2", "2_rows a_paper"),
+    ):
+        selected = run_course.select(tmp_path / "notebooks", wanted)
+        assert [path.stem for path in selected] == names.split()
 
 
 def test_save_stores_the_same_notebook_whenever_it_runs(lesson, run):
@@ -222,19 +191,3 @@ def test_save_stores_the_same_notebook_whenever_it_runs(lesson, run):
     assert len(nb.cells[3].outputs[0].traceback) == 1  # the message, without the frames
     run("--save")
     assert path.read_text() == stored
-
-
-@pytest.mark.parametrize(
-    ("source", "place"),
-    [
-        ("import warnings\nwarnings.warn('mind')", "cell [2]\n    import warnings"),
-        ("print('before')\n1 / 0", "cell [2], line 2\n    1 / 0"),
-    ],
-    ids=["stderr", "failure"],
-)
-def test_save_leaves_a_lesson_alone_that_fails_or_writes_to_stderr(lesson, run, capsys, source, place):
-    path = lesson(1, code("x = 1"), code(source))
-    before = path.read_text()
-    assert run("--save")[0] == 1
-    assert f"1_rows.ipynb stopped in {place}" in capsys.readouterr().err
-    assert path.read_text() == before

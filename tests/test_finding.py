@@ -105,11 +105,6 @@ def test_every_submission_is_found_in_every_layout(find, files, students, name):
     assert found == {(student, TWO): RIGHT for student in students}
 
 
-def test_an_archive_s_own_folder_is_no_student(find):
-    found, _ = find({f"submitted/{name}/x.ipynb": RIGHT for name in ("ada", "bob")}, "submitted.zip")
-    assert set(found) == {("ada", TWO), ("bob", TWO)}
-
-
 def test_the_file_with_the_exercise_s_cells_and_with_answers_counts_and_the_others_are_listed(find):
     files = {"ada/a.ipynb": "{}", "ada/old.ipynb": UNTOUCHED, "ada/mine.ipynb": RIGHT, "ada/new.ipynb": UNTOUCHED}
     files |= {"di/hw.ipynb": UNTOUCHED, f"di/{TWO}.ipynb": LESSON}
@@ -126,18 +121,6 @@ def test_the_file_with_the_exercise_s_cells_and_with_answers_counts_and_the_othe
         f"di/{TWO}.ipynb": "is not graded for di, but di/hw.ipynb is: only that one has the exercise's check cells",
         "bob": "handed in no notebook that counts",
     }
-
-
-def test_of_two_answered_files_the_newest_counts(find):
-    newer = text_of(TWO, {"left_pad": "x = 1"})
-    found, ignored = find({"ada/z.ipynb": RIGHT, "ada/b.ipynb": newer})
-    assert found == {("ada", TWO): newer} and "this one is older" in ignored["ada/z.ipynb"]
-
-
-def test_only_the_chosen_assignments_count(find):
-    found, ignored = find({"ada/x.ipynb": RIGHT, "ada/y.ipynb": text_of(THREE)}, assignments=[THREE])
-    assert set(found) == {("ada", THREE)}
-    assert ignored == {"ada/x.ipynb": f"is {TWO}, which is not graded now"}
 
 
 ROSTER = """\ufeffidentifier;name;github_username;section
@@ -225,13 +208,6 @@ def test_a_hostile_archive_is_ignored_with_the_reason_and_costs_no_one_else(find
     assert found == {("ada", TWO): RIGHT}
     assert any(re.search(reason, text) for text in ignored.values()), ignored
     assert ignored["eve"] == "handed in no notebook that counts"
-
-
-def test_what_is_right_beside_a_broken_archive_counts(find):
-    found, _ = find(
-        {"ada/all.zip": zipped({"a/broken.zip": b"PK", "x.ipynb": RIGHT, "b.rar": b"", ".hidden.ipynb": RIGHT})}
-    )
-    assert found == {("ada", TWO): RIGHT}
 
 
 def test_no_name_in_an_archive_leads_out_of_the_scratch_folder(find, tmp_path):

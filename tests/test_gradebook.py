@@ -11,11 +11,11 @@ from pathlib import Path
 import grade
 import nbformat
 import pytest
-from grading import examiners, feedback, sandbox
+from grading import examiners, feedback
 from grading.examination import Task, Work, memo_task
 from grading.examiners import Grade
 from grading.feedback import Mark
-from grading.gradebook import COLUMNS, Gradebook
+from grading.gradebook import Gradebook
 from grading.submissions import Submission, cells_of, memos_of
 from grading.worker_process import Limits
 from handing_in import MEMO, ONE, TWO, hand_in, notebook
@@ -25,17 +25,6 @@ from helpers.checks.comparing import Grids
 GRIDS = Grids([[1, 2]], [[1, 3]], "mask")
 ADA = Submission("ada", ONE, Path(), name="Ada Lovelace")
 OPTIONS = examiners.Options(Limits(), "1", is_sandboxed=False)
-
-
-def test_a_page_names_the_student_and_each_task_with_its_points_message_picture_code_and_output():
-    tasks = [
-        Task("left_pad", 2, 0, "pads on the right.", GRIDS, [Work("def left_pad(): ...", "a = 1\n")]),
-        Task("stop", 1, 1, "passed. Well done."),
-    ]
-    page = feedback.page(ADA, tasks, seed="a7")
-    texts = ["Ada Lovelace (ada)", "1 of 3 points", "left_pad: 0 of 2 points", "pads on the right."]
-    texts += ["def left_pad(): ...", "a = 1", 'alt="mask: row 0, column 1: expected 2, got 3."', "seed a7"]
-    assert [text for text in texts if text not in page] == []
 
 
 def test_a_text_that_the_instructor_grades_is_on_the_page_and_its_points_are_the_release_s(tmp_path):
@@ -202,9 +191,7 @@ HEAD = "student,assignment,memo,points"
     [
         (f"{HEAD}\nada,{MEMO},memo,5\n", "gets '5' points, expected 0 to 4"),
         (f"{HEAD}\nada,{MEMO},memo,nan\n", "expected 0 to 4"),
-        (f"{HEAD}\nada,{MEMO},memo,good\n", "expected 0 to 4"),
         (f"{HEAD}\neve,{MEMO},memo,2\n", "has no text 'memo'"),
-        (f"{HEAD}\nada,{MEMO},other,2\n", "has no text 'other' to give points for"),
         ("student,points\nada,2\n", "is not a table with the columns student, assignment, points"),
         (f"{HEAD}\n" * 100_002, "more than 100,000 lines"),
         (None, "There is no file"),
@@ -220,35 +207,11 @@ def test_points_that_cannot_be_given_are_refused_and_nothing_changes(memos, text
     assert {path: path.read_text() for path in memos.rglob("*.*")} == before
 
 
-def test_what_cannot_be_graded_is_refused(tmp_path):
-    folder, out = unreadable(tmp_path / "week", f"ada_{ONE}.ipynb"), tmp_path / "grades"
-    (tmp_path / "empty" / "hw").mkdir(parents=True)
-    for place, choice, message in [
-        (folder, grade.Choice(["ada", "eve"]), r"no submission of 'eve'.*ada"),
-        (folder, grade.Choice(assignments=["essay"]), f"no assignment 'essay', only .*{ONE}"),
-        (folder, grade.Choice(roster=tmp_path / "none.csv"), "no file"),
-        (tmp_path / "empty", grade.Choice(), r"(?s)no notebook of an exercise.*hw: handed in no notebook"),
-        (tmp_path / "submitted", grade.Choice(), "no folder"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            grade.grade(place, out, OPTIONS, choice)
-    out.mkdir()
-    for table in ("name;points\neve;3\n", ",".join(COLUMNS) + "\neve\n"):
-        (out / "grades.csv").write_text(table)
-        with pytest.raises(ValueError, match="is not a table"):
-            grade.grade(folder, out, OPTIONS)
-
-
 def test_without_a_sandbox_grading_says_how_to_get_one(tmp_path, monkeypatch):
     unreadable(tmp_path, f"ada/{ONE}.ipynb")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match=r"apt install bubblewrap.*--no-sandbox"):
         grade.main(["grade", str(tmp_path), "--out", str(tmp_path / "out")])
-    bwrap = tmp_path / "bwrap"
-    bwrap.write_text("#!/bin/sh\necho bwrap: No permissions to create new namespace >&2; exit 1\n")
-    bwrap.chmod(0o755)
-    with pytest.raises(sandbox.NoSandboxError, match="cannot make one here: bwrap: No permissions"):
-        sandbox.require()
 
 
 def test_a_default_seed_cannot_be_guessed(tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ import colab
 import nbformat
 import pytest
 
-import helpers
 from helpers.set_up import NOT_FOR_LESSONS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,22 +44,6 @@ def test_every_module_has_a_docstring_and_is_short_enough_to_read_at_once():
     assert without == [], "a docstring states the module's idea and its claim"
     long = [path for path, source in sources.items() if source.count("\n") > MAX_LINES and path not in DATA]
     assert long == [], f"a file over {MAX_LINES} lines has more than one idea: split it"
-
-
-@pytest.mark.parametrize(
-    "folder", ["cluster", "engine", "fast", "features", "load_test", "models", "runners", "server", "simulator"]
-)
-def test_a_folder_lists_its_files(folder):
-    listing = ast.get_docstring(ast.parse((ROOT / "helpers" / folder / "__init__.py").read_text(encoding="utf-8")))
-    files = {path.name for path in (ROOT / "helpers" / folder).glob("*.py")} - {"__init__.py", "__main__.py"}
-    assert files <= set(re.findall(r"\w+\.py", listing)), "a file is missing from the list in __init__.py"
-
-
-def test_every_exported_name_and_every_module_is_an_attribute_of_the_package():
-    assert [name for name in helpers.__all__ if not getattr(helpers, name).__module__.startswith("helpers.")] == []
-    code = "import helpers; print(helpers.metrics.__name__, helpers.workloads.Request, hasattr(helpers, 'nothing'))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "helpers.metrics <class 'helpers.request.Request'> False"
 
 
 HEAVY = {"torch", "transformers", "numpy"}

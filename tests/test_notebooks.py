@@ -10,7 +10,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 ROOT = Path(__file__).parents[1]
 OVERVIEW = ROOT / "notebooks" / "0_in_ten_minutes.ipynb"  # no lesson: it builds no part of the map
@@ -113,59 +112,6 @@ def test_a_committed_notebook_is_sound_and_says_how_many_minutes_it_takes_to_rea
 # --- the check itself: a notebook in which everything is wrong ----------------------------------------------------
 
 
-def notebook(*cells, metadata=None):
-    nb = new_notebook(cells=[new_markdown_cell("# Lesson\n\n![ok](https://example.org/a.png)"), *cells])
-    language = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
-    nb.metadata = nbformat.from_dict(language if metadata is None else metadata)
-    return nb
-
-
-def code(source, *outputs, number=1, tags=(), **metadata):
-    return new_code_cell(
-        source, execution_count=number, outputs=list(outputs), metadata={"tags": list(tags), **metadata}
-    )
-
-
-def stream(text, name="stdout"):
-    return new_output("stream", name=name, text=text)
-
-
-def image(**metadata):
-    return new_output("display_data", data={"image/png": "L3RtcC8=/tmp/"}, metadata={"image/png": metadata})
-
-
-ERROR = new_output("error", ename="ValueError", evalue="no", traceback=["ValueError: no"])
-WRONG = [  # for each cell, a part of the sentence about it
-    (code("x", execution={"iopub.status.busy": "2026-01-01"}), "records when"),
-    (code("x", tags=["nbval-skip"]), "kept from nbval"),
-    (code("# NBVAL_IGNORE_OUTPUT\nx"), "kept from nbval"),
-    (code("x", stream("warning", name="stderr")), "wrote to stderr"),
-    (code("x", ERROR), "failed: ValueError"),
-    (code("x", image()), "alternative text"),
-    (code("x", stream("loaded /home/me/model\n")), "/home/"),
-    (code("x", new_output("execute_result", data={"text/plain": "'/tmp/x'"})), "/tmp/"),
-    (code("x", stream("it took 0.31 s\n")), "measured time (1 s)"),
-    (code("x", stream("12.5 ms a token\n")), "measured time"),
-    (code("x", stream("183 tokens/s\n")), "measured time"),
-    (code("run_load(url)", tags=[IGNORED]), "is not tagged measures"),
-]
-
-
-def test_the_check_finds_what_is_wrong():
-    for cell, problem in WRONG:
-        (found,) = problems_of_cell(cell)
-        assert problem in found
-    images = new_markdown_cell("![a](images/a.png)"), new_markdown_cell('<img width="9" src="../images/a.png">')
-    ignored = [code("x", number=number, tags=[IGNORED]) for number in range(3, MOST_IGNORED + 4)]
-    found = problems_of(notebook(code("x", number=2), *ignored, *images, metadata={}), MOST_BYTES + 1)
-    expected = ["not executed", "metadata", "1500001 bytes, the most is 1500000", "cells are not compared"]
-    expected += ["relative image"] * 2
-    assert [part in text for part, text in zip(expected, found, strict=True)] == [True] * 6
-    invalid = notebook(code("x"))
-    invalid.cells[1].cell_type = "cod"
-    assert "not a valid notebook" in problems_of(invalid)[0]
-
-
 # --- counts in prose --------------------------------------------------------------------------------------------
 
 NUMBER = re.compile(r"(?<![\w.,/])\d+(?:,\d{3})*(?:\.\d+)?(?![\w/⁰¹²³⁴-⁹]|[.,]\d)")
@@ -173,43 +119,23 @@ YEAR = re.compile(r"(19|20)\d\d")
 NO_PROSE = re.compile(
     r"`[^`\n]*`|\]\([^)]*\)|^\|[^\n]*$|<details>.*?</details>|\*\*Time:\*\* [^\n]*$", re.DOTALL | re.MULTILINE
 )
-# Numbers that a lesson takes from elsewhere, with their sources.
+# Numbers that a lesson takes from elsewhere and names the source of, or computes in the sentence itself.
 GIVEN = {
-    "1_single_token_generation": {"50": "question 1"},
-    "2_static_batching": {"512": "question 3"},
-    "4_scheduling": {
-        **dict.fromkeys(("126", "132"), "lesson 3"),
-        "85": "680 tokens / 8 rows",
-        "28": "the short ones of 32 requests, of which every eighth is long",
-    },
-    "5_chunked_prefill": {
-        "312": "NVIDIA's data sheet of the A100",
-        "156": "312 / 2",
-        **dict.fromkeys(("114", "342", "1,594"), "sums of 57, which is printed, in the sentence itself"),
-    },
-    "6_padding_free_batching": {"31": "the mixed requests in bfloat16, run on an AMD EPYC (Zen 4)", "3,176": "8 * 397"},
-    "7_paged_kv_cache": {**dict.fromkeys(("20.4", "38.2"), "Kwon et al., SOSP 2023"), "138": "output tokens / 40"},
-    "8_prefix_sharing": {"128": "eight blocks of 16", "127": "128 - 1"},
-    "10_load_and_overload": {"32": "question 2"},
-    "14_quantized_weights": {
-        "768": "the width of GPT-2, in question 4",
-        "35,000": "Dettmers and Zettlemoyer, 2022",
-        **dict.fromkeys(("110", "50"), "workloads.clear_stories"),
-        "128": "127 + 1",
-    },
-    "15_adapters_and_live_weights": {"84": "docs/planning.md"},
-    "17_many_replicas": {"512": "256 / 0.5"},
-    "18_planning_capacity": {
-        **dict.fromkeys(("21", "39"), "benchmarks/results/predicted_times.md"),
-        "512": "question 3",
-    },
-    "integers_all_the_way": {"32,768": "2**15", "32,767": "2**15 - 1"},
-    "separate_replicas": {"125": "27.8 + 512 * 0.19"},
-    "anyscale_23x": {
-        **dict.fromkeys(("400", "132"), "lesson 3"),
-        "40": "the article's GPU",
-        "8,000": "the four products, which are printed, in round numbers",
-    },
+    "1_single_token_generation": "50",
+    "2_static_batching": "512",
+    "4_scheduling": "126 132 85 28",
+    "5_chunked_prefill": "312 156 114 342 1,594",
+    "6_padding_free_batching": "31 3,176",
+    "7_paged_kv_cache": "20.4 38.2 138",
+    "8_prefix_sharing": "128 127",
+    "10_load_and_overload": "32",
+    "14_quantized_weights": "768 35,000 110 50 128",
+    "15_adapters_and_live_weights": "84",
+    "17_many_replicas": "512",
+    "18_planning_capacity": "21 39 512",
+    "integers_all_the_way": "32,768 32,767",
+    "separate_replicas": "125",
+    "anyscale_23x": "400 132 40 8,000",
 }
 
 
@@ -235,17 +161,11 @@ def unprinted_counts(nb):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_count_in_prose_is_that_of_the_code_or_of_an_output(path):
-    given = GIVEN.get(path.stem, {})
+    given = GIVEN.get(path.stem, "").split()
     found = list(unprinted_counts(read(path)))
 
     assert [(cell, number) for cell, number in found if number not in given] == []
     assert set(given) <= {number for _, number in found}, "GIVEN lists numbers that the prose does not have"
-
-
-def test_the_check_of_counts_finds_a_number_that_is_not_printed():
-    prose = "| 77 |\n| --- |\n\nIn 2022, 132 passes, not 1,400.5 (10%, `999`, version 0.32.0)."
-    nb = notebook(code("rows = 8", stream("132 passes\n")), new_markdown_cell(prose))
-    assert list(unprinted_counts(nb)) == [(nb.cells[-1].id, "1,400.5")]
 
 
 # --- predictions, and what a lesson has -------------------------------------------------------------------------
@@ -289,28 +209,3 @@ def test_a_lesson_opens_with_a_picture_and_the_map_has_a_headline_of_one_line_an
     assert f"plots.system_map({path.name.split('_')[0]})" in "".join(cell.source for cell in opening)
     prose = "\n".join(cell.source for cell in nb.cells if cell.cell_type == "markdown")
     assert [section for section in SECTIONS if not re.search(rf"^{section}$", prose, re.MULTILINE)] == []
-
-
-def test_the_overview_has_four_pictures_that_move_and_its_code_on_one_screen():
-    cells = [cell for cell in read(OVERVIEW).cells if cell.cell_type == "code"]
-    pages = [output.get("data", {}).get("text/html", "") for cell in cells for output in cell.outputs]
-    shown = [cell for cell in cells if not {"bootstrap", "hide-input", "headline"} & set(tags_of(cell))]
-    assert sum("<script>" in page for page in pages) == 4
-    assert max(len(cell.source.splitlines()) for cell in shown) <= 22
-
-
-@pytest.mark.parametrize(
-    ("count", "answer", "tags", "settings", "problem"),
-    [
-        (6, "compare_guess(guess, 3)", ["hide-output"], {"outputs_hidden": True}, "6 predictions"),
-        (1, "print(3)", ["hide-output"], {"outputs_hidden": True}, "does not compare"),
-        (1, "compare_guess(guess, 3)", [], {}, "shows its answer"),
-        (1, "compare_guess(guess, 3)", ["hide-output"], {}, "disagree"),
-    ],
-)
-def test_the_check_of_predictions_finds(count, answer, tags, settings, problem):
-    cells = [
-        cell for _ in range(count) for cell in (code("guess = ...  # rows"), code(answer, tags=tags, jupyter=settings))
-    ]
-    (found,) = problems_of_predictions(notebook(*cells))
-    assert problem in found

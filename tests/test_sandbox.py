@@ -198,11 +198,3 @@ def test_the_sandbox_shows_what_it_should_and_no_more():
     shown = subprocess.run(command, env=sandbox.environment(1), stdout=subprocess.PIPE, text=True, check=True).stdout
     assert "'home'" not in shown and "'var'" not in shown and "'usr'" in shown
     assert "TOKEN" not in shown and "SSH" not in shown
-
-
-def test_the_pages_have_the_standing_in_a_contest_and_leave_a_memo_s_points_to_the_instructor(graded):
-    pages = {name: (graded[1] / "feedback" / "zoe" / f"{name}.html").read_text() for name in (EVICTION, MEMO)}
-    assert "of the distance from LRU to the bound" in pages[EVICTION]
-    assert "4 of 8 points so far" in pages[MEMO] and "seed 7" in pages[MEMO]
-    assert [graded[0][who, MEMO]["by_hand"] for who in ("zoe", "untouched")] == ["4", "4"]
-    assert graded[0]["zoe", ONE]["by_hand"] == "0"

@@ -59,13 +59,6 @@ def test_a_deck_has_every_picture_and_prediction_of_its_lesson_and_no_answer_and
     assert not re.search(r"""(?:url\(|import|fetch\()\s*["']?https?:""", page)
 
 
-def test_a_deck_asks_the_class_the_question_of_the_lesson_s_script():
-    questions = build_slides.questions_for_the_class()
-    (path,) = (ROOT / "notebooks").glob("1_*.ipynb")
-    assert questions["1"].endswith("?") and questions["1"] in unescape(build_slides.deck(path))
-    assert set(questions) <= {path.name.partition("_")[0] for path in LESSONS if path.name[0].isdigit()}
-
-
 def test_badges_and_links_of_a_lesson_are_left_out_and_a_prediction_keeps_the_paragraph_before_it():
     image = "https://colab.research.google.com/assets/colab-badge.svg"
     badge = f"[![Open in Colab]({image})](https://colab.research.google.com/github/a/b/blob/v1/n.ipynb)"
@@ -129,12 +122,3 @@ def test_notebooks_are_in_reading_order_and_lessons_that_did_not_run_come_from_t
     release = build_site.read([ROOT / "notebooks/exercises/release"], "*/*.ipynb", "")
     names = [Path(exercises.path).stem for exercises in release]
     assert names[3:5] == ["4_scheduling", "4_codelab_scheduler"] and names[-1] == "18_fleet_memo"
-
-
-def test_a_build_removes_the_site_before_it_and_no_other_folder(tmp_path):
-    site, other = tmp_path / "site", tmp_path / "other"
-    for folder, file in [(site, ".buildinfo"), (other, "thesis.txt")]:
-        folder.mkdir()
-        (folder / file).touch()
-        build_site.remove_site(folder)
-    assert not site.exists() and (other / "thesis.txt").exists()

@@ -8,7 +8,7 @@ sentence what the picture shows.
 import inspect
 
 from . import style
-from .charts import bars, grouped_bars, lines, missed_requests, throughput_latency, tradeoff
+from .charts import bars, lines, throughput_latency
 from .colors import BLUE, GRAY, INK, ORANGE, PURPLE, REQUEST_COLORS, SKY
 from .drawings import (
     attention_step,
@@ -17,6 +17,7 @@ from .drawings import (
     cache_growth_steps,
     merged_and_adapted,
     padded_and_ragged,
+    separate_phases,
     shared_pass,
     static_and_continuous,
     token_budget,
@@ -27,13 +28,12 @@ from .load_results import load_run, request_timeline
 from .memory import block_tables, memory_shares, memory_timeline
 from .picture import Picture
 from .player import flip_book, play
-from .policy_gradient import policy_gradient_step
-from .replicas import prefix_map, replica_work, resumed_streams, routed_fleet, separate_phases, virtual_clock
+from .replicas import prefix_map, replica_work, resumed_streams, routed_fleet, virtual_clock
 from .rounding import activation_map, agreement, rounding_levels, weight_path
 from .rows import slot_timeline, tokens_read, waiting_requests
 from .split_model import pass_shares, split_block
 from .system_map import system_map
 from .token_choices import constrained_text, probability_strips, tokens_over_states
-from .verified_drafts import draft_staircase, draft_timeline, verified_draft
+from .verified_drafts import draft_staircase, verified_draft
 
 globals().update({name: style.styled(draw) for name, draw in globals().items() if inspect.isfunction(draw)})

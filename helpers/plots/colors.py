@@ -46,14 +46,8 @@ def ink_on(color: str) -> str:
     """Return the color of letters that has more contrast with a color: dark, bright, or that of the page."""
     if to_hex(color).upper() in (PAGE, PALE, LIGHT_SKY):
         return INK
-    dark, light = _luminance(DARK) + 0.05, _luminance(BRIGHT) + 0.05  # the contrast of WCAG 2
-    return DARK if (_luminance(color) + 0.05) ** 2 > dark * light else BRIGHT
-
-
-def _luminance(color: str) -> float:
-    """Return the relative luminance of a color in sRGB, from 0 to 1."""
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color))
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    red, green, blue = (part**2.2 for part in to_rgb(color))  # linear light
+    return DARK if 0.21 * red + 0.72 * green + 0.07 * blue > 0.21 else BRIGHT
 
 
 def wasted(color: str = GRAY) -> dict:
@@ -61,14 +55,12 @@ def wasted(color: str = GRAY) -> dict:
     return {"facecolor": PAGE, "edgecolor": color, "hatch": "////", "linewidth": 0}
 
 
-def work_color(work: str, color: str = BLUE) -> str:
-    """Return what fills a kind of work in the color of its request."""
-    return {"prefill": shade(color), "decode": color, "finished": PAGE, "stalled": GRAY, "empty": PALE}[work]
-
-
 def work_look(work: str, color: str = BLUE) -> dict:
     """Return the look of a kind of work in the color of its request."""
-    return wasted(color) if work == "finished" else {"facecolor": work_color(work, color), "linewidth": 0}
+    if work == "finished":
+        return wasted(color)
+    fills = {"prefill": shade(color), "decode": color, "stalled": GRAY, "empty": PALE}
+    return {"facecolor": fills[work], "linewidth": 0}
 
 
 def work_key(work: str) -> dict | list[dict]:

@@ -1,10 +1,11 @@
 """Drawings that explain an idea before its code: nothing in them is measured, and everything in them is counted."""
 
+import re
 from collections.abc import Sequence
 
 from matplotlib.patches import ConnectionPatch
 
-from ..trace import RowStep, Trace
+from ..trace import WORK, RowStep, Trace, TracedPass
 from .colors import BLUE, GRAY, INK, LIGHT_SKY, LINE, ORANGE, PAGE, REQUEST_COLORS, SKY, SMALL, ink_on, shade, wasted
 from .grids import draw_cell, set_up_grid
 from .picture import Picture, add_key, draw_box, new_figure, set_panel_title, write
@@ -90,66 +91,79 @@ def cache_growth_steps(prompt_tokens: int = 7, passes: int = 4) -> FlipBook:
     return FlipBook(pictures, captions, "The cache grows by a token per pass")
 
 
-def shared_pass(rows: int = 4) -> Picture:
+def shared_pass() -> Picture:
     """Draw that requests which share a forward pass share one reading of the weights, an equal box in all passes."""
     figure, axes = new_figure(3.5, 2)
-    for ax, shared in zip(axes, (False, True), strict=True):
-        groups = [list(range(rows))] if shared else [[row] for row in range(rows)]
-        for x, group in enumerate(groups):
-            draw_box(ax, x, 0.04, 0.5, rows - 0.08, GRAY)
-            write(ax, x + 0.25, rows / 2, "all\nweights", color=ink_on(GRAY))
-            for row in group:
-                color = REQUEST_COLORS[row % 7]
-                draw_box(ax, x + 0.54, row + 0.04, 0.34, 0.92, color)
-                write(ax, x + 0.71, row + 0.52, str(row), color=ink_on(color))
-        read = (
-            "1 forward pass reads all weights once"
-            if shared
-            else f"{rows} forward passes read all weights {rows} times"
-        )
-        set_up_grid(ax, rows, rows, f"{read}, for {rows} new tokens", [f"request {row}" for row in range(rows)])
-        ax.set_xticks([x + 0.44 for x in range(len(groups))], [f"pass {x + 1}" for x in range(len(groups))])
+    requests = range(4)
+    for ax, passes, reads in (
+        (axes[0], [[row] for row in requests], "4 forward passes read all weights 4 times"),
+        (axes[1], [list(requests)], "1 forward pass reads all weights once"),
+    ):
+        set_up_grid(ax, 4, 4, f"{reads}, for 4 new tokens", [f"request {row}" for row in requests])
+        _draw_passes(ax, [("all\nweights", rows) for rows in passes], 4, 1)
     alt = (
-        f"Two drawings of {rows} requests that each get a token. Alone, {rows} forward passes read the weights {rows} "
-        "times. In one batch, one forward pass reads the weights once for all of them."
+        "Two drawings of 4 requests that each get a token. Alone, 4 forward passes read the weights 4 times. In one "
+        "batch, one forward pass reads the weights once for all of them."
     )
     return Picture(figure, alt)
 
 
+def _draw_passes(ax, passes: Sequence[tuple[str, Sequence[int]]], height: int, width: float) -> None:
+    """Draw passes side by side: a box of the weights that each reads, and the requests that it serves."""
+    for x, (weights, rows) in enumerate(passes):
+        _draw_weights(ax, x * width, 0.66 * width, height, weights, GRAY)
+        for row in rows:
+            _draw_request(ax, (x + 0.69) * width, row, 0.22 * width, str(row))
+    ax.set_xticks([(x + 0.45) * width for x in range(len(passes))], [f"pass {x + 1}" for x in range(len(passes))])
+
+
+def _draw_weights(ax, left: float, width: float, height: int, text: str, color: str) -> None:
+    draw_box(ax, left, 0.04, width, height - 0.08, color, edgecolor=LINE, linewidth=0.6)
+    write(ax, left + width / 2, height / 2, text, color=ink_on(color))
+
+
+def _draw_request(ax, left: float, row: int, width: float, text: str) -> None:
+    color = REQUEST_COLORS[row]
+    draw_box(ax, left, row + 0.08, width, 0.84, color, edgecolor=INK, linewidth=0.6)
+    write(ax, left + width / 2, row + 0.52, text, color=ink_on(color))
+
+
 def static_and_continuous() -> Picture:
     """Draw the same requests in static batches and with rows that are refilled as soon as they are free."""
-    lengths, rows = (6, 2, 3, 2, 4, 1), 2  # the output tokens of each request, in order of arrival
-    static = Trace(rows)
-    for start in range(0, len(lengths), rows):
-        batch = range(start, start + rows)
-        for step in range(max(lengths[id] for id in batch)):
-            _add_step(static, [(id, step, lengths[id]) for id in batch])
-        static.free(batch)
-    continuous, waiting, running = Trace(rows), list(range(len(lengths))), {}
-    while waiting or running:
-        while waiting and len(running) < rows:
-            running[waiting.pop(0)] = 0
-        _add_step(continuous, [(id, step, lengths[id]) for id, step in running.items()])
-        running = {id: step + 1 for id, step in running.items() if step + 1 < lengths[id]}
-        continuous.free(set(range(len(lengths))) - set(running) - set(waiting))
-    return slot_timeline({"static batches": static, "rows refilled at once": continuous})
+    static = _trace_of("0pddddd 2pdd 4pddd", "1pdffff 3pdf 5pfff")
+    refilled = _trace_of("0pddddd 4pddd", "1pd 2pdd 3pd 5p ee")
+    return slot_timeline({"static batches": static, "rows refilled at once": refilled})
 
 
-def _add_step(trace: Trace, states: Sequence[tuple[int, int, int]]) -> None:
-    steps = []
-    for id, step, length in states:
-        work = "prefill" if step == 0 else "decode" if step < length else "finished"
-        steps.append(RowStep(work, id, int(step < length), int(step >= length), int(step < length)))
-    trace.add(steps, float(trace.forward_passes), 1.0, trace.forward_passes)
+def separate_phases() -> Picture:
+    """Draw a prefill that delays a decoding request on one replica, and does not on two."""
+    together = _trace_of("0dddssssddd", "eee 1ppppddd")
+    apart = _trace_of("0dddddddddd", "eeeeeee 1ddd", "eee 1pppp eee")
+    title = "A prefill delays only the decodes that share its replica"
+    return slot_timeline({"one replica": together, "two replicas": apart}, title)
 
 
-def token_budget(prompt_tokens: int = 397, decoding: int = 7, budget: int = 64) -> Picture:
+def _trace_of(*rows: str) -> Trace:
+    """Return a trace of rows such as "0pdd1pd": a request, and then its kinds of work by their first letters."""
+    kinds, columns = {kind[0]: kind for kind in WORK}, []
+    for row in rows:
+        columns.append([])
+        for request, works in re.findall(r"(\d?)([a-z]+)", row):
+            for work in works:
+                new = int(work in "pd")
+                columns[-1].append(RowStep(kinds[work], int(request), new, 0, new) if request else RowStep())
+    trace = Trace(len(rows))
+    for number, steps in enumerate(zip(*columns, strict=True)):
+        trace.passes.append(TracedPass(steps, float(number), 1.0))
+    return trace
+
+
+def token_budget(prompt_tokens: int, decoding: int, budget: int) -> Picture:
     """Draw the tokens of each forward pass while a prompt is computed: whole, and in chunks within a budget."""
     chunks = []
     while sum(chunks) < prompt_tokens:
         chunks.append(min(budget - decoding, prompt_tokens - sum(chunks)))
     whole = prompt_tokens + decoding
-    width = whole if whole < 3 * budget else 2 * budget  # a longer bar ends in an arrow
     figure, axes = new_figure(0.34 * len(chunks) + 1.95, 2, sharex=True, height_ratios=[1, len(chunks)])
     heading = f"whole: a pass of {whole} tokens, and every running request waits for it"
     for ax, name, prompts in zip(
@@ -159,12 +173,9 @@ def token_budget(prompt_tokens: int = 397, decoding: int = 7, budget: int = 64) 
             for request in range(decoding):
                 ax.barh(y, 1, 0.76, left=request, color=REQUEST_COLORS[request % 7])
             ax.barh(y, tokens, 0.76, left=decoding, color=BLUE)
-            fits = decoding + tokens <= width
-            text = f"{tokens} prompt tokens" + ("" if fits else " →")
-            side = {"ha": "center" if fits else "right", "va": "center", "color": ink_on(BLUE)}
-            ax.text(decoding + tokens / 2 if fits else width - 1, y, text, **side)
+            write(ax, decoding + tokens / 2, y, f"{tokens} prompt tokens", color=ink_on(BLUE))
         ax.axvline(budget, color=shade(ORANGE, 0.8), linestyle="--", linewidth=1.4)
-        ax.set(xlim=(0, width), ylim=(len(prompts) - 0.5, -0.5))
+        ax.set(xlim=(0, whole), ylim=(len(prompts) - 0.5, -0.5))
         ax.set_yticks(range(len(prompts)), [f"pass {y + 1}" for y in range(len(prompts))])
         ax.tick_params(axis="y", length=0)
         set_panel_title(ax, name)
@@ -181,95 +192,57 @@ def token_budget(prompt_tokens: int = 397, decoding: int = 7, budget: int = 64) 
     return Picture(figure, alt)
 
 
-def padded_and_ragged(lengths: Sequence[int] = (1, 1, 1, 7)) -> Picture:
-    """Draw a forward pass over requests of these lengths: as padded rows, and as one row that attention splits."""
-    width, rows, total = max(lengths), len(lengths), sum(lengths)
-    figure, (upper, middle, lower) = new_figure(0.34 * rows + 2.35, 3, height_ratios=[rows, 1.1, 1.1])
-    pads = width * rows - total
-    columns = max(width, total + 0.5 * (rows - 1))
+def padded_and_ragged() -> Picture:
+    """Draw a forward pass over three decodes and a prefill: as padded rows, and as one row that attention splits."""
+    lengths, columns = (1, 1, 1, 7), 11.5
+    figure, (upper, middle, lower) = new_figure(3.71, 3, height_ratios=[4, 1.1, 1.1])
     for y, length in enumerate(lengths):
-        for x in range(width):
-            draw_cell(upper, x, y, REQUEST_COLORS[y % 7] if x >= width - length else None)
-    heading = f"padded: {rows} x {width} = {width * rows} tokens computed, {pads} of them pads"
-    set_up_grid(upper, columns, rows, heading, [f"request {y}" for y in range(rows)])
+        for x in range(7):
+            draw_cell(upper, x, y, REQUEST_COLORS[y] if x >= 7 - length else None)
+    heading = "padded: 4 x 7 = 28 tokens computed, 18 of them pads"
+    set_up_grid(upper, columns, 4, heading, [f"request {y}" for y in range(4)])
     for ax, gap, name in (
-        (middle, 0, f"ragged: the linear layers compute {total} tokens, in one row"),
+        (middle, 0, "ragged: the linear layers compute 10 tokens, in one row"),
         (lower, 0.5, "attention splits the row by request, and its results are joined again"),
     ):
         left = 0.0
         for request, length in enumerate(lengths):
-            color = REQUEST_COLORS[request % 7]
+            color = REQUEST_COLORS[request]
             for x in range(length):
                 draw_cell(ax, left + x, 0, color)
             write(ax, left + length / 2, 0.52, str(request), color=ink_on(color))
             left += length + gap
         set_up_grid(ax, columns, 1, name)
     alt = (
-        f"A pass over {rows} requests with {', '.join(map(str, lengths))} tokens. Padded to one width, it computes "
-        f"{width * rows} tokens, {pads} of them pads. Side by side in one row, it computes {total} tokens. Only "
-        "attention splits the row by request."
+        "A pass over 4 requests with 1, 1, 1, 7 tokens. Padded to one width, it computes 28 tokens, 18 of them pads. "
+        "Side by side in one row, it computes 10 tokens. Only attention splits the row by request."
     )
     return Picture(figure, alt)
 
 
-def merged_and_adapted(adapters: Sequence[str | None] = ("sea", "honest", None, "sea"), title: str = "") -> Picture:
-    """Draw what is read for a token of each request: a merged model per adapter, or the base once and the adapters.
-
-    Args:
-        adapters: the adapter of each request; None for the base model alone.
-        title: the title of the picture.
-    """
-    rows, models = len(adapters), list(dict.fromkeys(adapters))
-    named = [name for name in models if name is not None]
-    width = 1.3 * len(models)
-    figure, axes = new_figure(0.72 * rows + 1.5 + 0.3 * bool(title), 2, title)
-    for number, name in enumerate(models):
-        own = f"all weights,\n{name}\nmerged in" if name else "all\nweights"
-        _draw_weights(axes[0], 1.3 * number, 0.86, rows, own, GRAY)
-        for row in _rows_with(adapters, name):
-            _draw_request(axes[0], 1.3 * number + 0.9, row)
-    passes = f"merged: {len(models)} models, so {len(models)} forward passes, each of which reads all weights"
-    names = [name or "no adapter" for name in adapters]
-    set_up_grid(axes[0], width, rows, passes, names)
-    ticks = {1.3 * number + 0.55: f"pass {number + 1}" for number in range(len(models))}
-    axes[0].set_xticks(list(ticks), list(ticks.values()))
-    _draw_weights(axes[1], 0, 0.86, rows, "all weights,\nonce", GRAY)
-    for number, name in enumerate(named):
-        left = 0.94 + 0.42 * number
-        _draw_weights(axes[1], left, 0.34, rows, "", LIGHT_SKY)
-        for row in _rows_with(adapters, name):
-            _draw_request(axes[1], left + 0.06, row, "")
-    last = 0.94 + 0.42 * len(named)
-    for row in range(rows):
-        _draw_request(axes[1], last, row)
-    passes = "adapters: 1 forward pass reads all weights once, and each adapter once"
-    set_up_grid(axes[1], width, rows, passes, names)
-    ticks = [0.43, *(1.11 + 0.42 * number for number in range(len(named))), last + 0.14]
-    axes[1].set_xticks(ticks, ["pass 1", *named, ""])
-    users = "; ".join(f"{name}: requests {', '.join(map(str, _rows_with(adapters, name)))}" for name in named)
+def merged_and_adapted(title: str = "") -> Picture:
+    """Draw what a token of each of four requests reads: a merged model per adapter, or the base and the adapters."""
+    figure, (merged, adapted) = new_figure(4.4 + 0.3 * bool(title), 2, title)
+    names, width = ["sea", "honest", "no adapter", "sea"], 3.9
+    set_up_grid(merged, width, 4, "merged: 3 models, so 3 forward passes, each of which reads all weights", names)
+    whole = "all weights,\n{}\nmerged in"
+    passes = [(whole.format("sea"), (0, 3)), (whole.format("honest"), (1,)), ("all\nweights", (2,))]
+    _draw_passes(merged, passes, 4, 1.3)
+    set_up_grid(adapted, width, 4, "adapters: 1 forward pass reads all weights once, and each adapter once", names)
+    _draw_weights(adapted, 0, 0.86, 4, "all weights,\nonce", GRAY)
+    for left, rows in ((0.94, (0, 3)), (1.36, (1,))):
+        _draw_weights(adapted, left, 0.34, 4, "", LIGHT_SKY)
+        for row in rows:
+            _draw_request(adapted, left + 0.06, row, 0.22, "")
+    for row in range(4):
+        _draw_request(adapted, 1.78, row, 0.28, str(row))
+    adapted.set_xticks([0.43, 1.11, 1.53], ["pass 1", "sea", "honest"])
     alt = (
-        f"Two drawings of {rows} requests that each get a token. With merged weights, {len(models)} models run in "
-        f"{len(models)} forward passes, and each of them reads all weights. With adapters, 1 forward pass reads all "
-        f"weights once, and each adapter once for its own requests. {users}."
+        "Two drawings of 4 requests that each get a token. With merged weights, 3 models run in 3 forward passes, and "
+        "each of them reads all weights. With adapters, 1 forward pass reads all weights once, and each adapter once "
+        "for its own requests. sea: requests 0, 3; honest: requests 1."
     )
     return Picture(figure, alt)
-
-
-def _rows_with(adapters: Sequence[str | None], name: str | None) -> list[int]:
-    return [row for row, own in enumerate(adapters) if own == name]
-
-
-def _draw_weights(ax, left: float, width: float, rows: int, text: str, color: str) -> None:
-    """Draw a box as high as all rows: weights that are read."""
-    draw_box(ax, left, 0.04, width, rows - 0.08, color, edgecolor=LINE, linewidth=0.6)
-    write(ax, left + width / 2, rows / 2, text, color=ink_on(color))
-
-
-def _draw_request(ax, left: float, row: int, text: str | None = None) -> None:
-    color = REQUEST_COLORS[row % 7]
-    width = 0.22 if text == "" else 0.28
-    draw_box(ax, left, row + 0.08, width, 0.84, color, edgecolor=INK, linewidth=0.6)
-    write(ax, left + width / 2, row + 0.52, str(row) if text is None else text, color=ink_on(color))
 
 
 def block_lookup(

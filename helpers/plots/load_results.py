@@ -1,7 +1,6 @@
 """A server under load: one request, and all requests of a load test."""
 
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from ..metrics import RequestMetrics
 from .colors import BLUE, GRAY, INK, LINE, ORANGE, PALE, SMALL
@@ -12,15 +11,13 @@ def request_timeline(request: RequestMetrics, title: str = "") -> Picture:
     """Draw one request from its intended send time to its last token, with its latencies as arrows.
 
     Args:
-        request: a request with at least one token. If it has an attribute `sent`, the actual send time is also marked.
+        request: a request with at least one token. If it has an attribute `sent`, the text says when that was.
     """
     sent = getattr(request, "sent", request.arrival)
     start, *times = (1000 * (time - request.arrival) for time in (sent, *request.token_times))
     figure, (ax,) = new_figure(2.8, title=title)
     ax.plot([0, times[-1]], [0, 0], color=GRAY, linewidth=1, zorder=0)
     marks = [(0, "|", INK, 16, "due"), (times[0], "D", ORANGE, 8, "first token")]
-    if start > 0.06 * times[-1]:
-        marks.append((start, ">", GRAY, 7, "sent"))
     for x, marker, color, size, name in marks:
         ax.plot(x, 0, marker, color=color, markersize=size, markeredgewidth=2 if marker == "|" else 1)
         ax.text(x, -0.4, name, ha="left" if x == 0 else "center", va="top", fontsize=SMALL)
@@ -60,7 +57,6 @@ def load_run(result, title: str = "") -> Picture:
         else:
             ax.plot(request.ended, y, "x", color=INK, markersize=4)
     ax.invert_yaxis()
-    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlim=(0, None), xlabel="seconds since the first request was due", ylabel="request, in order of arrival")
     meanings = {"waits for the first token": LINE, "receives tokens": BLUE}
     key = {meaning: Line2D([], [], color=color, linewidth=3) for meaning, color in meanings.items()}

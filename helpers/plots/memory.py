@@ -5,7 +5,7 @@ from itertools import groupby
 
 from .colors import BLUE, GRAY, INK, LINE, PAGE, SMALL, ink_on, request_colors, wasted
 from .grids import draw_cell, set_up_grid
-from .picture import Picture, add_key, draw_box, empty_figure, label_area, new_figure, set_panel_title, write
+from .picture import Picture, add_key, draw_box, empty_figure, new_figure, set_panel_title, write
 
 
 def memory_timeline(
@@ -20,15 +20,13 @@ def memory_timeline(
     figure, axes = new_figure(1.6 * len(named) + 0.7, len(named), title, sharex=True, sharey=True)
     longest = max(len(held) for held, _ in named.values())
     axes[0].set(xlim=(0, longest), ylim=(0, 1.3 * capacity))
-    described, wasted_named, held_named = [], False, False
+    described = []
     for ax, (name, (held, room)) in zip(axes, named.items(), strict=True):
         # Each value lasts until the next iteration begins, so the last one is repeated.
         iterations, until, allocated = range(len(held) + 1), [*held, held[-1]], [*room, room[-1]]
         ax.fill_between(iterations, until, step="post", color=BLUE, linewidth=0)
         ax.fill_between(iterations, until, allocated, step="post", **wasted())
         ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
-        held_named = held_named or label_area(ax, [0] * len(held), held, "holds tokens", BLUE, 0.16 * capacity)
-        wasted_named = wasted_named or label_area(ax, held, room, "allocated, but empty", PAGE, 0.16 * capacity)
         ax.text(longest, 1.05 * capacity, f"whole memory: {capacity:,}", ha="right", va="bottom", fontsize=SMALL)
         ax.set_ylabel("tokens")
         of_allocated = f"{len(held):,} iterations, {sum(held) / max(1, sum(room)):.0%} of the allocated memory"
@@ -37,8 +35,7 @@ def memory_timeline(
     axes[-1].set_xlabel("iteration")
     for axis in (axes[-1].xaxis, axes[-1].yaxis):
         axis.set_major_formatter("{x:,.0f}")
-    if not (held_named and wasted_named):
-        add_key(figure, {"holds tokens": BLUE, "allocated, but empty": wasted()})
+    add_key(figure, {"holds tokens": BLUE, "allocated, but empty": wasted()})
     return Picture(figure, f"Memory over iterations, room for {capacity:,} tokens. {'; '.join(described)}.")
 
 
@@ -126,8 +123,9 @@ def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str, 
     ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
     ax.set(xlim=(0, count), ylim=(0, 1.2 * capacity))
     for name, fill, start, end, low, high in areas:  # a request that was preempted has a name in each of its stretches
-        within = [high[x] if start <= x < end else low[x] for x in range(count)]
-        label_area(ax, low[:count], within, name, fill, 0.06 * capacity)
+        x = max(range(start, end), key=lambda x, low=low, high=high: high[x] - low[x])
+        if high[x] - low[x] > 0.06 * capacity:
+            write(ax, x + 0.5, (low[x] + high[x]) / 2, name, color=ink_on(fill))
     ax.text(count, 1.02 * capacity, f"all {capacity} {unit}", ha="right", va="bottom")
     ax.set(xlabel="iteration", ylabel=unit)
     return Picture(figure, f"Stacked areas of {unit} over iterations, {capacity} in all. {'; '.join(described)}.")

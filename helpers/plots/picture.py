@@ -3,15 +3,14 @@
 import base64
 import io
 import textwrap
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+from collections.abc import Iterable
 
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 from PIL import Image
 
-from .colors import INK, LABEL, LINE, WIDTH, ink_on
+from .colors import INK, LABEL, LINE, WIDTH
 from .style import svg_file_of, svg_of
 
 
@@ -106,31 +105,14 @@ def add_key(figure: Figure, entries: dict, columns: int = 3) -> None:
 
 
 def label_ends(figure: Figure, ax, ends: Iterable[tuple[float, float, str, str]]) -> None:
-    """Write (x, y, text, color) beside their points, and move labels apart that would cover each other or the axis."""
+    """Write (x, y, text, color) beside their points, each at least a label's height above the one below it."""
     figure.draw_without_rendering()
-    points = 72 / figure.dpi
-    ends = [(x, y, textwrap.fill(text, 17), color) for x, y, text, color in sorted(ends, key=lambda end: end[1])]
-    across, up = zip(*(ax.transData.transform(end[:2]) * points for end in ends), strict=True)
-    half = [6.2 * (text.count("\n") + 1) for _, _, text, _ in ends]  # of the height of a label
-    at, axis = list(up), ax.bbox.y0 * points
-    for _ in range(50):  # each time, labels give way by half of what is missing
-        for low, high in combinations(range(len(ends)), 2):
-            missing = half[low] + half[high] - (at[high] - at[low])
-            if missing > 0 and abs(across[high] - across[low]) < 100:
-                at[low], at[high] = at[low] - missing / 2, at[high] + missing / 2
-        at = [max(height, axis + room) for height, room in zip(at, half, strict=True)]
-    for (x, y, text, color), moved, own in zip(ends, at, up, strict=True):
-        style = {"xytext": (7, moved - own), "textcoords": "offset points", "va": "center"}
+    points, top = 72 / figure.dpi, {}
+    for x, y, text, color in sorted(ends, key=lambda end: end[1]):
+        text = textwrap.fill(text, 17)
+        height = 12.4 * (text.count("\n") + 1)
+        up = ax.transData.transform((x, y))[1] * points
+        middle = max(up, top.get(x, ax.bbox.y0 * points) + height / 2)
+        top[x] = middle + height / 2
+        style = {"xytext": (7, middle - up), "textcoords": "offset points", "va": "center"}
         ax.annotate(text, (x, y), color=color, annotation_clip=False, **style)
-
-
-def label_area(ax, low: Sequence[float], high: Sequence[float], text: str, color: str, least: float) -> bool:
-    """Write a text where the area between two stepped curves has most room; say whether it has at least `least`."""
-    wide = max(1, round(ax.get_xlim()[1] * 0.016 * len(text)))
-    rooms = [(min(high[x : x + wide]) - max(low[x : x + wide]), x) for x in range(len(low) - wide + 1)]
-    room, x = max(rooms, default=(0, 0))
-    if room < least:
-        return False
-    box = {"facecolor": color, "linewidth": 0, "pad": 1}
-    write(ax, x + wide / 2, max(low[x : x + wide]) + room / 2, text, color=ink_on(color), bbox=box)
-    return True

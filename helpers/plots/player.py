@@ -5,20 +5,17 @@ They consist of HTML and a few lines of script, and need no server, no kernel an
 what to do. The controls are a button and a slider, which a keyboard operates as well.
 """
 
-import base64
 import html
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from string import Template
 
-from ..trace import WORK, Trace
-from .colors import BLUE, PALE, REQUEST_COLORS, WORK_MEANING, ink_on, request_colors, work_color
+from ..trace import Trace
+from .colors import BLUE
 from .picture import Picture
-from .rows import runs_of
-from .style import HERE, THEME
-
-UNIT, LEFT, RIGHT = 24, 168, 446  # the height of a row, and the widths of its label and of its timeline, in pixels
+from .rows import slot_timeline
+from .style import HERE, styled
 
 # The script builds the controls, because a notebook that is not trusted keeps buttons and loses what they do.
 PAGE = Template(
@@ -27,7 +24,7 @@ PAGE = Template(
 <div style="margin-bottom:6px"><b>$title</b></div>
 <div class="show"><img src="$still" alt="$text" style="width:100%">
 <div style="font-style:italic">$hint</div></div>
-$below
+
 <script>(() => {
 const root = document.getElementById("$id"), last = $last;
 root.querySelector(".show").innerHTML = $moving;
@@ -65,29 +62,11 @@ style="flex:1;min-width:120px;accent-color:$accent">
 """.replace("$accent", BLUE)
 )
 
-TRACE_SCRIPT = Template("""\
-const frames = $frames, fills = $fills, inks = $inks, kinds = $kinds;
-const [now, veil] = [root.querySelector(".now"), root.querySelector(".veil")];
-function mark(name, attributes, text) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const key in attributes) node.setAttribute(key, attributes[key]);
-  if (text) node.textContent = text;
-  now.appendChild(node);
-}
+VEIL_SCRIPT = """\
+const veil = root.querySelector(".veil"), [left, width] = ["x", "width"].map((name) => +veil.getAttribute(name));
 function draw(n) {
-  const edge = $left + $right * n / frames.length;
-  veil.setAttribute("x", edge); veil.setAttribute("width", $width - edge);
-  now.replaceChildren();
-  frames[n - 1].forEach(([name, kind, tokens], row) => {
-    const y = row * $unit + 2;
-    mark("rect", {x: 0, y, width: $left - 8, height: $unit - 4, fill: fills[name][kind]});
-    if (name == "") return mark("text", {x: 6, y: y + 15, "font-size": 13, fill: "$muted"}, "empty row");
-    if (kinds[kind] == "finished")
-      mark("rect", {x: 4, y: y + 2, width: $left - 16, height: $unit - 8, fill: "$page"});
-    mark("text", {x: 6, y: y + 15, "font-size": 13, fill: inks[name][kind]},
-      name + ": " + kinds[kind] + ", " + tokens + (tokens == 1 ? " token" : " tokens"));
-  });
-}""")
+  veil.setAttribute("x", left + width * n / last); veil.setAttribute("width", width - width * n / last);
+}"""
 
 LEAF_SCRIPT = """\
 const leaves = [...root.querySelectorAll(".leaf")];
@@ -95,7 +74,7 @@ function draw(n) { leaves.forEach((leaf, index) => leaf.hidden = index != n - 1)
 
 
 class Player:
-    """A timeline that plays in the browser: iteration by iteration, rows prefill, decode and become free."""
+    """A timeline of rows that plays in the browser: a veil leaves it, iteration by iteration."""
 
     def __init__(self, trace: Trace, title: str = "Rows, iteration by iteration"):
         self.trace, self.title = trace, title
@@ -104,98 +83,32 @@ class Player:
         return f"Player: {self.title}, {self.trace.forward_passes} iterations on {self.trace.rows} rows"
 
     def _repr_html_(self) -> str:
-        trace = self.trace
-        # One frame per iteration: for each row, the name of its request, its kind of work and its tokens so far.
-        generated: dict = {}
-        frames = []
-        for iteration in trace.passes:
-            frame = []
-            for row in iteration.row_steps:
-                generated[row.request_id] = generated.get(row.request_id, 0) + row.new_tokens
-                name = "" if row.request_id is None else str(row.request_id)
-                frame.append([name, WORK.index(row.work), generated[row.request_id] if name else 0])
-            frames.append(frame)
-        id = "play" + sha256((_json(frames) + self.title).encode()).hexdigest()[:10]
-        colors = request_colors(request_id for request_id in generated if request_id is not None)
-        fills = {str(name): [_fill(work, color, id) for work in WORK] for name, color in colors.items()}
-        fills[""] = [_variable("pale")] * len(WORK)
-        inks = {str(name): [ink_on(work_color(work, color)) for work in WORK] for name, color in colors.items()}
-        script = TRACE_SCRIPT.substitute(
-            frames=_json(frames), fills=_json(fills), inks=_json(inks), kinds=_json(WORK),
-            left=LEFT, right=RIGHT, width=LEFT + RIGHT, unit=UNIT,
-            muted=_variable("muted"), page=_variable("page"),
-        )  # fmt: skip
-        height, text = trace.rows * UNIT + 4, html.escape(repr(self))
-        marks = _marks(trace, colors, id)
-        moving = (
-            f'<svg viewBox="0 0 {LEFT + RIGHT} {height}" width="100%" role="img" aria-label="{text}">{marks}'
-            f'<rect class="veil" x="{LEFT}" y="0" width="{RIGHT}" height="{height}" fill="{_variable("page")}" '
-            'fill-opacity="0.75"/><g class="now"></g></svg>'
-        )
-        still = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{LEFT} 0 {RIGHT} {height}" width="{RIGHT}" '
-            f'height="{height}" font-family="sans-serif">{marks}</svg>'
-        )
-        controls = CONTROLS.substitute(last=len(frames), unit="iteration")
+        picture = styled(slot_timeline)({f"{self.trace.rows} rows": self.trace})
+        drawn, last = picture.svg(), self.trace.forward_passes
+        moving = drawn.replace("</svg>", f"{veil(picture.figure.axes[0])}</svg>")
         return PAGE.substitute(
-            id=id, title=html.escape(self.title), text=text, last=len(frames), unit="iteration",
-            still="data:image/svg+xml;base64," + base64.b64encode(still.encode()).decode(),
+            id="play" + sha256((picture.alt + self.title).encode()).hexdigest()[:10],
+            title=html.escape(self.title), text=html.escape(repr(self)), last=last, unit="iteration",
+            still="data:image/png;base64," + picture.png(),
             hint="This is the whole timeline. Run the cell to play it iteration by iteration.",
-            moving=_json(controls + moving), below=_key(trace, id), script=script, milliseconds=120,
+            moving=_json(CONTROLS.substitute(last=last, unit="iteration") + moving),
+            script=VEIL_SCRIPT, milliseconds=120,
         )  # fmt: skip
+
+
+def veil(ax) -> str:
+    """Return a rectangle that hides a panel of a picture, for the SVG of its figure, which was just drawn."""
+    box, scale = ax.get_window_extent(), 72 / ax.figure.dpi
+    top = 72 * ax.figure.get_figheight() - box.y1 * scale
+    return (
+        f'<rect class="veil" x="{box.x0 * scale + 1:.1f}" y="{top:.1f}" '
+        f'style="fill:var(--plot-page);fill-opacity:.85" '
+        f'width="{box.width * scale:.1f}" height="{box.height * scale - 1:.1f}"/>'
+    )
 
 
 def _json(value) -> str:
     return json.dumps(value, separators=(",", ":")).replace("</", "<\\/")
-
-
-def _variable(name: str) -> str:
-    return f"var(--plot-{name}, {THEME[name][0]})"
-
-
-def _fill(work: str, color: str, id: str) -> str:
-    if work == "empty":
-        return _variable("pale")
-    return f"url(#{id}{color[1:]})" if work == "finished" else work_color(work, color)
-
-
-def _marks(trace: Trace, colors: Mapping[Hashable, str], id: str) -> str:
-    """Return the timeline as SVG: a rectangle per stretch of work, and the number of its request where it fits."""
-    used = {colors[held] for row in range(trace.rows) for *_, work, held in runs_of(trace, row) if work == "finished"}
-    marks = [
-        f'<pattern id="{id}{color[1:]}" width="5" height="5" patternUnits="userSpaceOnUse">'
-        f'<rect width="5" height="5" fill="{_variable("page")}"/><path d="M0,5 5,0" stroke="{color}"/></pattern>'
-        for color in sorted(used | {colors[first] for first in list(colors)[:1]})
-    ]
-    scale = RIGHT / max(1, trace.forward_passes)
-    for row in range(trace.rows):
-        for start, length, work, request_id in runs_of(trace, row):
-            x, y, color = LEFT + start * scale, row * UNIT + 2, colors.get(request_id, PALE)
-            geometry = f'x="{x:.2f}" y="{y}" width="{length * scale:.2f}" height="{UNIT - 4}"'
-            marks.append(f'<rect {geometry} fill="{_fill(work, color, id)}"/>')
-            name = html.escape(str(request_id))
-            if work == "decode" and 7 * len(name) + 4 < length * scale:
-                at = f'x="{x + length * scale / 2:.2f}" y="{y + 14}" text-anchor="middle" font-size="11"'
-                marks.append(f'<text {at} fill="{ink_on(color)}">{name}</text>')
-    return "".join(marks)
-
-
-def _key(trace: Trace, id: str) -> str:
-    """Return what the colors mean, as HTML: kinds of work in the colors of three requests."""
-    thirds = list(zip(REQUEST_COLORS, ("0 33%", "33% 67%", "67%"), strict=False))
-    looks = {
-        kind: f"linear-gradient(90deg,{','.join(f'{work_color(kind, color)} {part}' for color, part in thirds)})"
-        for kind in WORK
-    }
-    looks["empty"] = _variable("pale")
-    looks["finished"] = "repeating-linear-gradient(135deg,var(--plot-ink) 0 1px,var(--plot-page) 1px 4px)"
-    entries = [
-        f'<span style="margin-right:14px;white-space:nowrap"><span style="display:inline-block;width:21px;height:12px;'
-        f'background:{looks[kind]};border:1px solid var(--plot-line)"></span> {WORK_MEANING[kind]}</span>'
-        for kind in WORK
-        if trace.work[kind]
-    ]
-    return f'<div style="font-size:12px;margin-top:2px">{" ".join(entries)}</div>'
 
 
 class FlipBook:
@@ -227,7 +140,7 @@ class FlipBook:
             id=id, title=html.escape(self.title), text=html.escape(repr(self)), last=len(self.pictures), unit="step",
             still="data:image/png;base64," + self.pictures[-1].png(),
             hint=html.escape(self.captions[-1]) + " Run the cell to leaf through all steps.",
-            moving=_json(controls + leaves), below="", script=LEAF_SCRIPT, milliseconds=1600,
+            moving=_json(controls + leaves), script=LEAF_SCRIPT, milliseconds=1600,
         )  # fmt: skip
 
 

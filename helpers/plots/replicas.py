@@ -1,4 +1,4 @@
-"""Pictures of fleets: drawings of a router, a virtual clock and separate phases, and charts of what replicas did.
+"""Pictures of fleets: drawings of a router and a virtual clock, and charts of what replicas did.
 
 In the charts, each replica has a color of its own, and colors do not stand for requests.
 """
@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from matplotlib.patches import FancyBboxPatch
 
-from .colors import GRAY, INK, ORANGE, PAGE, PALE, RED, REQUEST_COLORS, SKY, SMALL, ink_on, request_colors, shade
+from .colors import GRAY, INK, PAGE, PALE, RED, REQUEST_COLORS, SMALL, ink_on, request_colors, shade
 from .picture import Picture, add_key, draw_arrow, draw_box, name_lanes, new_figure, set_panel_title, write
 
 FLEET = (("A, B", (0, 1, 2), (3, 4)), ("C", (5, None, None), ()))  # cached prefixes, the rows' requests, those waiting
@@ -83,38 +83,6 @@ def virtual_clock(
     ends = ", ".join(f"{end:g}" for _, end, _ in iterations)
     alt = f"Arrivals: {arrive}. {len(iterations)} iterations end at {ends}."
     return Picture(figure, f"{alt} The clock jumps {', '.join(jumps) or 'never'}.")
-
-
-def separate_phases() -> Picture:
-    """Draw a prefill that delays a decoding request on one replica, and does not on two."""
-    prefill, decodes = 4, 3  # units of time; decodes on either side of the prefill
-    figure, (ax,) = new_figure(3.1, title="A prefill delays only the decodes that share its replica")
-    lanes = ("both phases", "only prefills", "only decodes")
-    end = 2 * decodes + prefill
-    done = decodes + prefill  # from then on, both requests decode
-    boxes = [(lane, start, [0]) for lane in (0, 2) for start in range(decodes)]
-    boxes += [(2, start, [0]) for start in range(decodes, done)]
-    boxes += [(lane, start, [0, 1]) for lane in (0, 2) for start in range(done, end)]
-    for lane, start, requests in boxes:
-        for number, request in enumerate(requests):
-            wide, face = 0.94 / len(requests), (SKY, ORANGE)[request]
-            left = start + 0.03 + number * wide
-            draw_box(ax, left, lane + 0.15, wide, 0.7, face)
-            write(ax, left + wide / 2, lane + 0.5, str(request), SMALL, color=ink_on(face))
-    for lane in (0, 1):
-        draw_box(ax, decodes + 0.03, lane + 0.15, prefill - 0.06, 0.7, shade(ORANGE))
-        write(ax, decodes + prefill / 2, lane + 0.5, "prefill of 1", SMALL, color=ink_on(shade(ORANGE)))
-    draw_arrow(ax, (done - 0.1, 1.85), (done + 0.6, 2.15), linewidth=2)
-    ax.text(done + 0.8, 1.75, "keys and values move", fontsize=SMALL, va="center")
-    ax.set(xlim=(0, end), ylim=(3, 0), xlabel="time (a decode takes 1)")
-    ax.set_yticks([0.5, 1.5, 2.5], lanes)
-    ax.tick_params(axis="y", length=0)
-    alt = (
-        f"Three replicas over time. On the one with both phases, a prefill of request 1 takes {prefill} units, and "
-        f"request 0 gets no token until it ends. With separate replicas, request 0 gets {end} tokens in {end} units, "
-        "and the keys and values of request 1 move when its prefill ends."
-    )
-    return Picture(figure, alt)
 
 
 def _box(ax, x: float, y: float, wide: float, high: float, name: str, face: str, edge: str = INK) -> None:

@@ -1,10 +1,10 @@
 """Pictures of quantization: levels of rounding, a weight's way to the processor, changed texts, and large inputs."""
 
+import math
 from bisect import bisect
 from collections.abc import Mapping, Sequence
 
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
+from matplotlib.colors import BoundaryNorm, ListedColormap
 
 from ..trace import num_matching
 from .colors import BLUE, LABEL, LIGHT_SKY, LINE, ORANGE, PAGE, PALE, RED, SKY, SMALL, ink_on, wasted
@@ -126,14 +126,10 @@ def activation_map(magnitudes: Sequence[Sequence[float]], tokens: Sequence[str],
     cells_ax, largest_ax = figure.subplots(1, 2, sharey=True, width_ratios=[3.4, 1])
     width = -(-len(magnitudes[0]) // CELL) * CELL
     draw_box(cells_ax, 0, 0, width, len(tokens), PALE)
-    boxes: dict[str, list[Path]] = {color: [] for color in (*LEVEL_COLORS, PALE)}
-    for y, row in enumerate(magnitudes):
-        for x in range(0, width, CELL):
-            corners = [(x, y), (x + CELL, y), (x + CELL, y + 0.9), (x, y + 0.9), (x, y)]
-            boxes[_level_color(max(row[x : x + CELL]))].append(Path(corners, closed=True))
-    for color in LEVEL_COLORS:
-        if boxes[color]:  # one patch for all cells of a color keeps the file small
-            cells_ax.add_patch(PathPatch(Path.make_compound_path(*boxes[color]), facecolor=color, linewidth=0))
+    cells = [[max(row[x : x + CELL]) for x in range(0, width, CELL)] for row in magnitudes]
+    colors, bounds = ListedColormap([(0, 0, 0, 0), *LEVEL_COLORS]), [0, *LEVELS, math.inf]
+    look = {"extent": (0, width, len(tokens), 0), "aspect": "auto", "interpolation": "nearest", "zorder": 2}
+    cells_ax.imshow(cells, cmap=colors, norm=BoundaryNorm(bounds, 4), **look)
     largest = [max(row) for row in magnitudes]
     for y, value in enumerate(largest):
         draw_box(largest_ax, 0, y, value, 0.9, _level_color(value))

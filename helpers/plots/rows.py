@@ -107,34 +107,28 @@ def waiting_requests(
         groups: the request ids of each group, at most three; each group has its own color and marker.
         unit: the unit of the latencies.
     """
-    figure, axes = new_figure(1.55 * len(named) + 0.6, len(named), title, sharex=True, sharey=True)
-    looks = list(zip(groups.items(), SERIES_COLORS, "osD", strict=False))
-    described, labels = [], []
-    tallest = 0
+    figure, axes = new_figure(1.25 * len(named) + 0.9, len(named), title, sharex=True, sharey=True)
+    described, key, tallest = [], {}, 0
     for ax, (name, metrics) in zip(axes, named.items(), strict=True):
         height: Counter = Counter()
-        for level, ((group, ids), color, marker) in enumerate(looks):
+        medians = []
+        for (group, ids), color, marker in zip(groups.items(), SERIES_COLORS, "osD", strict=False):
             values = sorted(request.e2e for request in metrics if request.request_id in ids)
             for value in values:
-                ax.plot(value, height[value] + 0.6, marker, color=color, markersize=4.5)
+                dots = ax.plot(value, height[value] + 0.6, marker, color=color, markersize=4.5)
                 height[value] += 1
+            key[group] = dots[0]
             median = percentile(values, 50)
             ax.axvline(median, color=color, linestyle="--", linewidth=1, zorder=0)
-            labels.append((ax, median, level, f"{group}: median {median:.3g}", color))
+            medians.append(f"{median:.3g} for {group}")
             described.append(f"{name}, {group}: {values[0]:.3g} to {values[-1]:.3g}, median {median:.3g}")
         tallest = max(tallest, *height.values())
-        set_panel_title(ax, name)
+        set_panel_title(ax, f"{name} (medians: {', '.join(medians)})")
         ax.set_yticks([])
         ax.spines["left"].set_visible(False)
-    axes[0].set(xlim=(0, None), ylim=(0, (tallest + 0.6) * (1.1 + 0.27 * len(looks))))
-    right = axes[0].get_xlim()[1]
-    for ax, median, level, text, color in labels:
-        y = (tallest + 0.6) * (1.08 + 0.27 * level)
-        side = "right" if median > 0.6 * right else "left"
-        box = {"facecolor": PAGE, "linewidth": 0, "pad": 0.5}
-        style = {"textcoords": "offset points", "ha": side, "va": "bottom", "fontsize": SMALL, "bbox": box}
-        ax.annotate(text, (median, y), (-4 if side == "right" else 4, 0), color=color, **style)
+    axes[0].set(xlim=(0, None), ylim=(0, tallest + 0.6))
     axes[-1].set_xlabel(f"latency ({unit})")
+    add_key(figure, key)
     return Picture(figure, f"Dots for the latency of each request, in {unit}. {'; '.join(described)}.")
 
 

@@ -11,25 +11,18 @@ WAITS = (BLUE, ORANGE, LIGHT_BLUE)
 ARROW = {"linewidth": 1, "mutation_scale": 9}
 
 
-def split_block(heads: tuple[int, int] = (3, 2), title: str = "") -> Picture:
-    """Draw one block of a transformer on two workers: attention above, the MLP below, and a sum after each.
-
-    Args:
-        heads: the number of heads of each worker. Of the MLP, each has one half.
-        title: the title of the picture.
-    """
+def split_block(title: str = "") -> Picture:
+    """Draw one block of a transformer on two workers: attention above, the MLP below, and a sum after each."""
     figure, axes = new_figure(4.6 + 0.3 * bool(title), 2, title)
-    first, last = heads[0] - 1, sum(heads) - 1
-    names = f"heads 0–{first}", f"heads {first + 1}–{last}"
     set_up_grid(axes[0], 1, 1, "attention: its heads are shared out")
-    _draw_pair(axes[0], heads, 3, ("q, k, v", "output", *names))
+    _draw_pair(axes[0], (3, 2), 3, ("q, k, v", "output", "heads 0–2", "heads 3–4"))
     set_up_grid(axes[1], 1, 1, "MLP: its inner numbers are shared out")
     _draw_pair(axes[1], (1, 1), 1, ("in", "out", "half 0", "half 1"))
     alt = (
-        f"One block on two workers. Both have a copy of the input x. In attention, the matrix for queries, keys and "
-        f"values is split by columns: worker 0 has those of {names[0]}, worker 1 those of {names[1]}. The output "
-        f"matrix is split by rows, and the two partial results are added. In the MLP, the first matrix is split by "
-        f"columns, the second one by rows, and the partial results are added. After each sum, both workers have a copy."
+        "One block on two workers. Both have a copy of the input x. In attention, the matrix for queries, keys and "
+        "values is split by columns: worker 0 has those of heads 0–2, worker 1 those of heads 3–4. The output "
+        "matrix is split by rows, and the two partial results are added. In the MLP, the first matrix is split by "
+        "columns, the second one by rows, and the partial results are added. After each sum, both workers have a copy."
     )
     return Picture(figure, alt)
 

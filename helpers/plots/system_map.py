@@ -7,26 +7,6 @@ from matplotlib.patches import FancyBboxPatch
 from .colors import INK, LIGHT_SKY, LINE, MUTED, ORANGE, PAGE, ink_on
 from .picture import Picture, draw_arrow, new_figure, set_panel_title, write
 
-IDEAS = {
-    1: "a forward pass yields one token, and a cache spares recomputing the others",
-    2: "several requests share each forward pass",
-    3: "requests join and leave the batch between two forward passes",
-    4: "the scheduler decides which requests run next",
-    5: "long prompts are computed in chunks, beside decodes",
-    6: "a batch without padding is one row of tokens",
-    7: "the KV cache is divided into blocks, allocated when needed",
-    8: "requests with equal prefixes share their blocks",
-    9: "a server streams each request's tokens to its client",
-    10: "under load, requests queue, and a full server refuses",
-    11: "a choice of tokens is a function of logits and one draw",
-    12: "a grammar is a mask over the vocabulary",
-    13: "one forward pass verifies several guessed tokens",
-    14: "decoding waits for bytes, so read fewer",
-    15: "many fine-tuned models share a batch, and weights may change",
-    16: "several processes share one model, and add up their parts",
-    17: "a router spreads requests over replicas",
-    18: "a cost model plays the fleet before you buy it",
-}
 # For each part: column and row on the map, and what each lesson adds to it.
 PARTS = {
     "Clients": (0, 0, {9: "stream", 10: "send and measure", 18: "arrivals to plan for"}),
@@ -87,7 +67,7 @@ def system_map(lesson: int | None = None) -> Picture:
     set_panel_title(ax, f"You are here: lesson {lesson} builds the framed parts")
     framed = ", ".join(f"{name} ({notes[lesson]})" for name, (_, _, notes) in PARTS.items() if lesson in notes)
     known = [name for name, (_, _, notes) in PARTS.items() if min(notes) < lesson and lesson not in notes]
-    alt += f" Lesson {lesson}: {IDEAS[lesson]}. It builds: {framed}."
+    alt += f" Lesson {lesson} builds: {framed}."
     return Picture(figure, alt + f" Built before: {', '.join(known)}." * bool(known))
 
 

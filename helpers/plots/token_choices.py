@@ -10,9 +10,7 @@ from .picture import Picture, add_key, draw_arrow, new_figure, write
 OTHERS = "all others"
 
 
-def probability_strips(
-    rows: Mapping[str, Mapping[str, float]], title: str = "", number: float | None = None
-) -> Picture:
+def probability_strips(rows: Mapping[str, Mapping[str, float]], number: float, title: str = "") -> Picture:
     """Draw the probabilities of each row side by side from 0 to 1, and which token a random number draws.
 
     A token has the same color in all rows. What a row lacks to 1 is one pale segment: all the other tokens.
@@ -31,7 +29,7 @@ def probability_strips(
             if width <= 1e-6:
                 continue
             color = colors.get(token, PALE)
-            hit = number is not None and left <= number < left + width
+            hit = left <= number < left + width
             look = {"edgecolor": INK, "linewidth": 2, "zorder": 3} if hit else {"edgecolor": PAGE, "linewidth": 0.5}
             ax.barh(y, width, left=left, height=0.66, color=color, **look)
             style = {"va": "center", "fontsize": SMALL, "zorder": 4}
@@ -46,9 +44,8 @@ def probability_strips(
             left += width
         listed = ", ".join(f"{token} {width:.2f}" for token, width in row.items() if width > 1e-6)
         described.append(f"{name}: {listed}{drawn}")
-    if number is not None:
-        ax.axvline(number, color=INK, linestyle="--", linewidth=1.2, zorder=5)
-        ax.text(number, -0.55, f"the number {number:g} draws", ha="center", va="bottom")
+    ax.axvline(number, color=INK, linestyle="--", linewidth=1.2, zorder=5)
+    ax.text(number, -0.55, f"the number {number:g} draws", ha="center", va="bottom")
     ax.set_ylim(len(rows) - 0.5, -0.55)
     ax.set_yticks(range(len(rows)), list(rows))
     ax.tick_params(axis="y", length=0)

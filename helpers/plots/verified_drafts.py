@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-from matplotlib.patches import FancyArrowPatch
-
-from ..trace import Trace, num_matching
-from .colors import GREEN, LABEL, MUTED, ORANGE, PAGE, PALE, RED, SKY, ink_on, request_colors, shade, wasted, work_key
+from ..trace import num_matching
+from .colors import GREEN, LABEL, MUTED, ORANGE, PAGE, PALE, RED, SKY, ink_on, shade, wasted
 from .grids import set_up_grid
-from .picture import Picture, add_key, draw_arrow, draw_box, name_lanes, new_figure, write
+from .picture import Picture, add_key, draw_arrow, draw_box, new_figure, write
 
 NEWEST, ACCEPTED = shade(SKY), SKY
 REJECTED = wasted(RED)
@@ -36,10 +34,10 @@ def verified_draft(newest: str, draft: Sequence[str], chosen: Sequence[str], tit
         draw_arrow(ax, (x + 0.5, 2.0), (x + 0.5, 1.0), linewidth=1.1, shrinkA=2, shrinkB=2)
     for x in range(min(accepted + 1, len(draft))):  # the model's token is compared with the next draft token
         same = x < accepted
-        look = {"arrowstyle": "<->", "color": GREEN if same else RED, "linewidth": 1.3, "mutation_scale": 9}
-        ax.add_patch(FancyArrowPatch((x + 0.75, 0.98), (x + 1.25, 2.02), **look))
+        color = GREEN if same else RED
+        draw_arrow(ax, (x + 0.75, 0.98), (x + 1.25, 2.02), "<->", color=color, linewidth=1.3, mutation_scale=9)
         box = {"facecolor": PAGE, "linewidth": 0, "pad": 0.8}
-        write(ax, x + 1.0, 1.5, "=" if same else "≠", color=shade(look["color"], 0.75), weight="bold", bbox=box)
+        write(ax, x + 1.0, 1.5, "=" if same else "≠", color=shade(color, 0.75), weight="bold", bbox=box)
     set_up_grid(ax, columns, 3, "")
     ax.set_yticks([0.5, 2.5], ["the model\nchooses", "the pass\ncomputes"])
     key = DRAFT_KEY | {"gained by the output": ORANGE, "chosen after a rejected token": PALE}
@@ -86,35 +84,5 @@ def draft_staircase(passes: Sequence[tuple[int, int]], title: str = "") -> Pictu
     alt = (
         f"A row per decode pass and a column per token of the output. {len(passes)} passes yield {position} tokens: of "
         f"{drafted} draft tokens, {accepted} are accepted and {drafted - accepted} are rejected."
-    )
-    return Picture(figure, alt)
-
-
-def draft_timeline(trace: Trace, title: str = "") -> Picture:
-    """Draw the tokens that every row computed in every forward pass: newest ones, accepted and rejected draft tokens.
-
-    Prefills are dark. In a decode, the filled part of a cell is what the output gains.
-    """
-    steps = [step for traced in trace.passes for step in traced.row_steps]
-    tallest = max([2, *(1 + step.drafted for step in steps if step.work == "decode")])
-    figure, (ax,) = new_figure(0.42 * trace.rows + 1.5, title=title)
-    colors = request_colors(step.request_id for step in steps if step.work != "empty")
-    for x, traced in enumerate(trace.passes):
-        for y, row in enumerate(traced.row_steps):
-            if row.work == "prefill":
-                draw_box(ax, x, y + 0.06, 1, 0.88, shade(colors[row.request_id]))
-            elif row.work == "decode":
-                color, unit, bottom = colors[row.request_id], 0.88 / tallest, y + 0.94
-                gained = (1 + row.accepted) * unit
-                draw_box(ax, x + 0.06, bottom - gained, 0.88, gained, color)
-                if wrong := (row.drafted - row.accepted) * unit:
-                    look = wasted(shade(RED, 0.9)) | {"hatch": "//////"}
-                    draw_box(ax, x + 0.06, bottom - gained - wrong, 0.88, wrong, **look)
-    ax.set(xlim=(0, max(1, trace.forward_passes)), xlabel=f"forward pass (a full cell is {tallest} tokens)")
-    name_lanes(ax, range(trace.rows), "row")
-    add_key(figure, {"prefill": work_key("prefill"), "tokens gained": work_key("decode"), "rejected": REJECTED})
-    alt = (
-        f"Timeline of {trace.rows} rows in {trace.forward_passes} forward passes, which yield {trace.output_tokens} "
-        f"tokens: {trace.drafted_tokens} draft tokens are verified, {trace.accepted_tokens} of them accepted."
     )
     return Picture(figure, alt)
