@@ -11,7 +11,6 @@ from conftest import random_pair
 from helpers import Engine, EngineConfig
 from helpers.server.chat import PER_MESSAGE, ChatPrompt, Message
 from helpers.server.prompt_tokenizer import LONG
-from helpers.server.tools import Tool
 from tests.support.gated_thread import in_loop, is_empty, running, submit, texts
 from tests.support.gated_thread import wait_until as wait_in_loop
 from tests.support.serving import (
@@ -57,20 +56,6 @@ def test_a_chat_of_many_short_messages_is_as_long_as_one_of_long_messages():
     messages = [Message(role="user", content="12345"), Message(role="assistant", content=parts)]
     assert len(ChatPrompt(messages, None, print)) - len(ChatPrompt(messages[:1], None, print)) == 3 + PER_MESSAGE
     assert len(ChatPrompt([Message(role="user", content="")] * 1000, None, print)) > LONG, "a template adds to each"
-
-
-def test_a_chat_is_as_long_as_its_tools_and_calls_and_names():
-    long = "x" * LONG
-    function = {"name": "f", "description": long}
-    tools = [Tool(type="function", function=function)]
-    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": long}}]
-    for message in (
-        {"role": "user", "content": "", "name": long},
-        {"role": "assistant", "tool_calls": calls},
-        {"role": "tool", "content": "", "tool_call_id": long},
-    ):
-        assert len(ChatPrompt([Message(**message)], None, print)) > LONG
-    assert len(ChatPrompt([Message(role="user", content="")], None, print, tools)) > LONG
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])

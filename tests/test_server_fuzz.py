@@ -102,7 +102,7 @@ def test_the_description_has_these_operations(description):
 def tamed(content: dict, path: str) -> dict:
     """Return a request that fits the description, with changed values where it could never run."""
     dropped = ("model", "max_tokens", "min_tokens", "top_logprobs", "logit_bias", "stop_token_ids", "allowed_token_ids")
-    dropped += ("bad_words", "response_format", "structured_outputs", "tools", "tool_choice", "parallel_tool_calls")
+    dropped += ("bad_words", "response_format", "structured_outputs")
     content = {name: value for name, value in content.items() if name not in dropped}
     if content.get("messages"):
         content.pop("prompt", None)

@@ -6,7 +6,6 @@
     protocol.py         OpenAI's requests, validated (strict.py: unknown parameters are refused)
     chat.py             the prompt that a chat template makes of messages
     output_formats.py   what an output must match, as requests describe it
-    tools.py            functions that the model may call; tool_calls.py finds the calls in its text
     responses.py        a request's outputs as one JSON body or as a stream of events
     formats.py          OpenAI's response bodies; text_offsets.py says where their tokens begin
     middleware.py       what is checked before a request's body is read: host, key and length

@@ -4,7 +4,6 @@ Each one is `async`: FastAPI would run any other function on a thread, and so us
 """
 
 import uuid
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from ..features.structured_outputs import StructuredOutputs
 from . import adapters
 from .chat import ChatPrompt
 from .formats import ChatFormatter, CompletionFormatter
@@ -23,7 +21,6 @@ from .protocol import ChatRequest, CompletionRequest, ErrorBody, Pace, TokenizeR
 from .reference import PAGE_HEADERS, reference_page, version
 from .responses import EVENT_STREAM, OutputResponse, respond, while_connected
 from .text_offsets import EchoedPrompt
-from .tool_calls import ToolCallFormatter
 
 PAGE = Path(__file__).parent / "page"
 
@@ -66,17 +63,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Continue a chat with the assistant's next message."""
-    engine, about = request.app.state.engine, _about(request, body, "chatcmpl")
-    try:
-        use = body.tool_use(engine.tokenizer)
-        structured = use and use.structured_outputs
-    except ValueError as error:
-        raise APIError(400, str(error), "tools") from error
-    formatter = ChatFormatter(*about) if use is None else ToolCallFormatter(*about, use=use)
-    prompt = ChatPrompt(
-        body.messages, engine.tokenizer, partial(check_length, engine.validator), body.tools if use else None
-    )
-    return await generate(request, body, formatter, [prompt], structured)
+    engine = request.app.state.engine
+    prompt = ChatPrompt(body.messages, engine.tokenizer, partial(check_length, engine.validator))
+    return await generate(request, body, ChatFormatter(*_about(request, body, "chatcmpl")), [prompt])
 
 
 def _about(request: Request, body: CompletionRequest | ChatRequest, kind: str) -> tuple:
@@ -91,14 +80,13 @@ async def generate(
     body: CompletionRequest | ChatRequest,
     formatter: CompletionFormatter,
     prompts: list,
-    structured: StructuredOutputs | None = None,
 ) -> Response:
     """Hand the prompts to the engine, and respond with its outputs."""
     state = request.app.state
     adapter = find_adapter(request, body.model)
     seconds = state.deadline if body.deadline is None else body.deadline
     try:
-        params = replace(body.params, structured_outputs=structured) if structured else body.params
+        params = body.params
         submitting = state.engine_client.submit(formatter.id, prompts, params, body.priority, seconds, adapter)
         stream, token_ids = await while_connected(request, submitting)
     except ValueError as error:

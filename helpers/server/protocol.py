@@ -14,12 +14,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from ..engine import SamplingParams
-from ..features.structured_outputs import StructuredOutputs
 from ..sampling_params import BIAS, BOUNDS, MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, checked_logit_bias
 from .chat import Message, Several
 from .output_formats import ResponseFormat, StructuredOutputsField, structured_outputs
 from .strict import Strict
-from .tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, find_notation
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -133,12 +131,8 @@ class _Request(Strict):
         for name in SHARED:
             if (value := getattr(self, name)) is not None:
                 given[name] = value
-        return SamplingParams(**given, structured_outputs=self.described_output)
-
-    @property
-    def described_output(self) -> StructuredOutputs | None:
-        """What the text must match. Raises ValueError if it is described twice, or not properly."""
-        return structured_outputs(self.response_format, self.structured_outputs)
+        described = structured_outputs(self.response_format, self.structured_outputs)
+        return SamplingParams(**given, structured_outputs=described)
 
 
 class CompletionRequest(_Request):
@@ -205,11 +199,6 @@ class ChatRequest(_Request):
     top_logprobs: int | None = _bounded(
         "logprobs", le=MAX_LOGPROBS, description="The same of this many best tokens; requires `logprobs`."
     )
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        None, description="Functions that the model may call, if its chat template knows tools."
-    )
-    tool_choice: ToolChoice | None = Field(None, description="Whether it may call (auto), must, or calls none.")
-    parallel_tool_calls: bool | None = Field(None, description="Whether it may call several; true if left out.")
 
     @model_validator(mode="after")
     def _parameters_agree(self):
@@ -217,29 +206,7 @@ class ChatRequest(_Request):
             raise ValueError("max_tokens is the older name of max_completion_tokens: give one of them.")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs requires logprobs: set logprobs to true, or leave top_logprobs out.")
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise ValueError("Two tools have the same name: give each its own.")
-        if not names and self.tool_choice not in (None, "none"):
-            raise ValueError("tool_choice requires tools: give some, or leave tool_choice out.")
         return self
-
-    def tool_use(self, tokenizer) -> ToolUse | None:
-        """Return the tools that the model may call, and how; None if it may call none.
-
-        Raises:
-            ValueError: the model's chat template does not know tools, or the text must match something else.
-        """
-        if not self.tools or self.tool_choice == "none":
-            return None
-        if self.described_output is not None:
-            raise ValueError("Give tools or a response format, not both: a call has a format of its own.")
-        choice = self.tool_choice or "auto"
-        name = choice if isinstance(choice, str) else choice.function.name
-        if not isinstance(choice, str) and name in ("auto", "required"):
-            raise ValueError(f"tool_choice cannot name a function {name!r}, which is a choice itself: rename it.")
-        functions = tuple(tool.function for tool in self.tools)
-        return ToolUse(find_notation(tokenizer), functions, name, self.parallel_tool_calls is not False)
 
     @property
     def max_new_tokens(self) -> int | None:
