@@ -79,8 +79,8 @@ def test_the_settings_of_the_test_above_make_a_difference():
 
 
 NEUTRAL = {
-    "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "me", "echo": False, "suffix": None,
-    "stop_token_ids": [], "min_tokens": 0, "allowed_token_ids": None, "bad_words": [], "prompt_logprobs": None,
+    "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "me", "suffix": None,
+    "stop_token_ids": [], "min_tokens": 0, "allowed_token_ids": None, "bad_words": [],
     "best_of": 1, "stop": [], "stream": False, "n": 1, "top_k": 0, "min_p": 0, "priority": 3, "deadline": 60,
     "model": "tiny-model", "seed": None, "logprobs": None, "stream_options": None,
     "safety_identifier": "me", "prompt_cache_key": "a", "service_tier": "auto", "store": False, "metadata": {"a": "b"},
@@ -94,7 +94,7 @@ def test_values_that_change_nothing_are_accepted(server):
     both = {"best_of": 2, "n": 2, "temperature": 1}
     assert post(server, **body(OWL, 5) | both).status_code == 200
     chat = {"messages": [{"role": "user", "content": OWL}], "max_tokens": 5, "temperature": 0, "top_logprobs": None}
-    only_completions = ("echo", "suffix", "best_of", "prompt_logprobs")
+    only_completions = ("suffix", "best_of")
     neutral = {name: value for name, value in NEUTRAL.items() if name not in only_completions}
     response = post(server, "/v1/chat/completions", **chat | neutral).raise_for_status()
     assert response.json()["choices"][0]["message"]["content"] == expected(OWL, 5).text
@@ -110,7 +110,7 @@ def test_a_message_of_a_response_can_be_sent_again_as_a_dictionary(server):
 
 
 UNSUPPORTED = [
-    ("suffix", "the end"), ("best_of", 2),
+    ("suffix", "the end"), ("best_of", 2), ("echo", True),
     ("functions", []), ("metadata", {"a": 1}), ("reasoning_effort", "low"),
     ("audio", {}), ("modalities", ["text"]), ("prediction", {}), ("max_token", 5),
     ("best", 1), ("a[0].b", 1), ("Temperature", 1), ("", 1), ("höhe", 1), ("use_beam_search", False),
@@ -133,7 +133,7 @@ WRONG = [
     ("prompt", ""), ("prompt", []), ("prompt", [""]), ("prompt", [[]]), ("prompt", None), ("prompt", 5),
     ("prompt", ["a", 5]), ("prompt", [1, "a"]), ("prompt", [[1], "a"]), ("prompt", [-1]), ("prompt", [1.5]),
     ("prompt", {"text": "a"}), ("prompt", [True]),
-    ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", True),
+    ("max_tokens", 0), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", True),
     ("temperature", -0.1), ("temperature", 2.1), ("temperature", "hot"), ("temperature", True), ("temperature", [1]),
     ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 2), ("top_k", -1), ("top_k", 0.5), ("n", 0), ("n", "2"),
     ("repetition_penalty", 0), ("repetition_penalty", 1e-300), ("repetition_penalty", 1e300),
@@ -146,8 +146,7 @@ WRONG = [
     ("stop_token_ids", 5), ("stop_token_ids", [-1]), ("stop_token_ids", ["5"]), ("stop_token_ids", [True]),
     ("min_tokens", -1), ("min_tokens", 1.5), ("min_tokens", "5"), ("allowed_token_ids", []),
     ("allowed_token_ids", [1.5]), ("bad_words", "a"), ("bad_words", [""]), ("bad_words", ["a"] * 1001),
-    ("bad_words", ["x" * 257]), ("bad_words", [5]), ("echo", "yes"), ("echo", 1),
-    ("prompt_logprobs", -1), ("prompt_logprobs", 21), ("prompt_logprobs", True),
+    ("bad_words", ["x" * 257]), ("bad_words", [5]),
     ("logprobs", -1), ("logprobs", 21), ("logprobs", True), ("ignore_eos", "no"), ("ignore_eos", 1),
     ("priority", "high"), ("priority", 1.5), ("deadline", 0), ("deadline", -1), ("deadline", 1e9), ("model", 5),
 ]  # fmt: skip
@@ -167,8 +166,6 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_parameter(server, name, v
         ({"max_tokens": 600}, "3 prompt tokens and max_tokens 600, 603 in all, but the model's context is 512"),
         ({"prompt": "a fox " * 600}, "context is 512: shorten the prompt"),
         ({"prompt": [5, 10**6]}, "Token ids must be integers from 0 to"),
-        ({"max_tokens": 0}, "set echo or prompt_logprobs to score the prompt"),
-        ({"max_tokens": 0, "echo": True, "n": 2, "temperature": 1}, "all 2 outputs would be empty"),
         ({"min_tokens": 9}, "min_tokens is 9, more than max_tokens, 8"),
         ({"logit_bias": {"1864": 1}}, "token ids in logit_bias must be from 0 to 1863, not 1864"),
         ({"stop_token_ids": [1864]}, "token ids in stop_token_ids must be from 0 to 1863"),
@@ -199,8 +196,6 @@ def test_a_wrong_chat_is_refused_with_the_name_of_its_parameter(server):
         ({"max_tokens": 3, "max_completion_tokens": 3}, None, "give one of them"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
-        ({"echo": True}, "echo", "does not know the parameter 'echo'"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs", "does not know the parameter"),
         ({"top_logprobs": 3}, None, "set logprobs to true"),
         ({"messages": [{"role": "user", "content": ""}]}, None, "has no tokens"),
         ({"logprobs": 3}, "logprobs", "boolean"),

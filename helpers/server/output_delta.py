@@ -21,7 +21,6 @@ class OutputDelta:
         new_text, new_token_ids: what was added since the previous delta with this index.
         new_logprobs: for each new token, the requested log-probabilities by token id; None if none were requested.
         num_tokens: how many tokens the output has so far, the new ones included.
-        prompt_logprobs: as in `RequestOutput`, in the first delta of an output; None in the others.
     """
 
     request_id: Hashable
@@ -32,7 +31,6 @@ class OutputDelta:
     num_tokens: int
     finish_reason: str | None
     error: str | None = None
-    prompt_logprobs: list[dict[int, float] | None] | None = None
 
     @classmethod
     def of(cls, sequence: Sequence, num_tokens: int, num_characters: int) -> "OutputDelta":
@@ -46,7 +44,6 @@ class OutputDelta:
             sequence.generated,
             sequence.finish_reason,
             sequence.error,
-            None if num_tokens else sequence.request.notes.get("prompt_logprobs"),
         )
 
     @classmethod
@@ -60,7 +57,6 @@ class OutputDelta:
             new_logprobs=None
             if last.new_logprobs is None
             else [logprobs for delta in deltas for logprobs in delta.new_logprobs],
-            prompt_logprobs=deltas[0].prompt_logprobs,
         )
 
     def __reduce__(self):

@@ -4,8 +4,8 @@ Every parameter that is accepted works. An unsupported one is refused by name. C
 (NEUTRAL) as a matter of course; these are accepted with the one value that changes nothing. Types are strict ("5" is
 not a number): a server that guesses hides the mistakes of its users.
 
-Beyond OpenAI's parameters: those of `SamplingParams` that OpenAI's API lacks (SHARED), `prompt_logprobs` for
-completions, `priority` (the smaller, the more urgent, for the policy "priority") and `deadline` (in seconds).
+Beyond OpenAI's parameters: those of `SamplingParams` that OpenAI's API lacks (SHARED), `priority` (the smaller, the
+more urgent, for the policy "priority") and `deadline` (in seconds).
 """
 
 import math
@@ -48,10 +48,7 @@ class _Request(Strict):
     """The parameters of both kinds of request. None stands for the default, as in OpenAI's requests."""
 
     model: str | None = Field(None, description="The model of this server, or one of its adapters; may be left out.")
-    max_tokens: int | None = _bounded(
-        "max_tokens",
-        description="Tokens per choice; 16 if left out. 0 only scores the prompt, with `echo` or `prompt_logprobs`.",
-    )
+    max_tokens: int | None = Field(None, ge=1, description="Tokens per choice; 16 if left out.")
     temperature: float | None = _bounded("temperature", le=2, description="0 takes the best token; 1 if left out.")
     top_p: float | None = _bounded(
         "top_p", description="Draw from the smallest set of best tokens whose probabilities add up to at least this."
@@ -127,7 +124,6 @@ class _Request(Strict):
         """The engine's parameters. Raises ValueError for a combination that makes no sense."""
         temperature = 1.0 if self.temperature is None else self.temperature
         given = {"temperature": temperature, "max_tokens": self.max_new_tokens, "logprobs": self.num_logprobs}
-        given["prompt_logprobs"] = self.num_prompt_logprobs
         for name in SHARED:
             if (value := getattr(self, name)) is not None:
                 given[name] = value
@@ -144,10 +140,6 @@ class CompletionRequest(_Request):
     logprobs: int | None = _bounded(
         "logprobs", le=MAX_LOGPROBS, description="Log-probabilities of each token and of this many best ones."
     )
-    echo: bool | None = Field(None, description="Begin the text, and any log-probabilities, with the prompt's.")
-    prompt_logprobs: int | None = _bounded(
-        "prompt_logprobs", le=MAX_LOGPROBS, description="The same as `logprobs`, of the prompt's tokens."
-    )
     suffix: None = Field(None, description="Not supported.")
     best_of: int | None = Field(None, description="Accepted only if it equals `n`.")
 
@@ -157,12 +149,6 @@ class CompletionRequest(_Request):
         if best_of is not None and best_of != (known.data.get("n") or 1):
             raise ValueError("best_of differs from n")
         return best_of
-
-    @model_validator(mode="after")
-    def _no_tokens_only_to_score(self):
-        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
-            raise ValueError("max_tokens is 0: set echo or prompt_logprobs to score the prompt, or raise max_tokens.")
-        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -178,13 +164,6 @@ class CompletionRequest(_Request):
     def num_logprobs(self) -> int | None:
         """How many of the best tokens to report beside each token; None for no log-probabilities at all."""
         return self.logprobs
-
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        """The same for the tokens of the prompt, which an echo reports, too."""
-        if self.prompt_logprobs is not None or not self.echo:
-            return self.prompt_logprobs
-        return 0 if self.max_tokens == 0 and self.logprobs is None else self.logprobs
 
 
 class ChatRequest(_Request):
@@ -217,11 +196,6 @@ class ChatRequest(_Request):
     def num_logprobs(self) -> int | None:
         """How many of the best tokens to report beside each token; None for no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def num_prompt_logprobs(self) -> None:
-        """A chat reports nothing about its prompt."""
-        return None
 
 
 class TokenizeRequest(Strict):

@@ -1,6 +1,6 @@
 """A request's outputs as an HTTP response: one JSON body, or a stream of server-sent events.
 
-A body with log-probabilities or prompts may have megabytes. It is formatted choice by choice while it is sent, so that
+A body with log-probabilities may have megabytes. It is formatted choice by choice while it is sent, so that
 the formatted text of a single choice waits for a slow client, and no long call keeps the event loop from running.
 
 The headers of a stream, too, wait for the first token, so an error before it has a status of its own. An error after
@@ -49,7 +49,7 @@ async def respond(
             outputs = await while_connected(request, collect_outputs(stream))
             completion_tokens = sum(output.num_tokens for output in outputs)
             parts = formatter.response_parts(outputs, usage(prompt_tokens, completion_tokens))
-            if all(output.new_logprobs is None and not formatter.brings_prompt(output) for output in outputs):
+            if all(output.new_logprobs is None for output in outputs):
                 return Response("".join(parts), media_type="application/json")
             cleanup.pop_all()  # the response closes the stream
             return OutputResponse(stream, iterate_in_thread(parts), "application/json")
@@ -81,17 +81,10 @@ async def events(
 ) -> AsyncIterator[str]:
     """Yield an event for each output. An error becomes the last event."""
     completion_tokens = len(first[1].new_token_ids)
-
-    async def event(choice: int, output: OutputDelta) -> str:
-        is_slow = formatter.brings_prompt(output)
-        return server_sent_event(
-            await asyncio.to_thread(formatter.chunk, choice, output) if is_slow else formatter.chunk(choice, output)
-        )
-
     try:
-        yield await event(*first)
+        yield server_sent_event(formatter.chunk(*first))
         async for choice, output in stream:
-            yield await event(choice, output)
+            yield server_sent_event(formatter.chunk(choice, output))
             completion_tokens += len(output.new_token_ids)
     except Exception as error:
         yield server_sent_event(to_api_error(error).detail)
