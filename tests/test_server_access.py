@@ -108,37 +108,10 @@ def test_head_gives_the_headers_of_get_without_a_body(plain, path):
     plain.assert_empty()
 
 
-def test_tokenize_returns_the_tokens_of_a_prompt_or_a_chat(plain, embedded):
-    tokenizer = embedded[1]
-    ids = tokenizer(OWL)["input_ids"]
-    chat = [{"role": "user", "content": OWL}]
-    wanted = {"count": len(ids), "max_model_len": 512, "tokens": ids, "token_strs": None}
-    for sent in ({"prompt": OWL}, {"messages": chat, "model": "tiny-model"}):
-        assert post(plain, "/tokenize", **sent).json() == wanted
-    spelled = post(plain, "/tokenize", prompt=OWL, return_token_strs=True).json()["token_strs"]
-    assert spelled == tokenizer.convert_ids_to_tokens(ids)
-    assert post(plain, "/tokenize", prompt=OWL * 200).json()["count"] > 512, "longer than the context"
-
-
-@pytest.mark.parametrize(
-    ("sent", "status", "message"),
-    [
-        ({}, 400, "Give either prompt or messages"),
-        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400, "Give either prompt or messages"),
-        ({"prompt": ""}, 400, "prompt"),
-        ({"prompt": "a", "model": "gpt-5"}, 404, "this server runs 'tiny-model'"),
-        ({"prompt": "x" * 10**6}, 400, "at least 76924 tokens"),
-        ({"prompt": "a", "add": 1}, 400, "'add'"),
-    ],
-)
-def test_what_tokenize_refuses(plain, sent, status, message):
-    assert message in error_of(post(plain, "/tokenize", **sent), status)["message"]
-
-
 def test_the_reference_works_without_a_network(plain):
     page = httpx.get(plain.url + "/docs")
     assert page.headers["content-type"].startswith("text/html") and "//" not in page.text.replace("</", "")
-    for text in ("POST /v1/completions", "POST /tokenize", "GET /health", "max_tokens", "0 takes the best token"):
+    for text in ("POST /v1/completions", "GET /health", "max_tokens", "0 takes the best token"):
         assert text in page.text
     assert "<script" not in page.text and "default-src 'none'" in page.headers["content-security-policy"]
     assert httpx.get(plain.url + "/page/page.css").status_code == 200

@@ -89,7 +89,7 @@ def test_unknown_addresses_and_methods_are_errors_in_openais_format(server, meth
 
 GUARDED = [
     ("GET", "/v1/models"), ("GET", "/v1/models/mine"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"),
-    ("GET", "/metrics"), ("GET", "/events"), ("POST", "/pace"), ("POST", "/tokenize"), ("GET", "/version"),
+    ("GET", "/metrics"), ("GET", "/events"), ("POST", "/pace"), ("GET", "/version"),
     ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter"),
 ]  # fmt: skip
 

@@ -13,7 +13,7 @@
     engine_client.py    accepts requests or refuses them, and hands each output to its stream
     engine_thread.py    the thread that runs the engine; the event loop submits, reads and cancels
     worker_thread.py    a thread that loads the model and then computes
-    prompt_tokenizer.py the threads that turn prompts into token ids; prompt_length.py refuses those that are too long
+    prompt_tokenizer.py the threads that turn prompts into token ids
     output_delta.py     what is new in an output
     response_stream.py  the outputs of one request on their way to its client
     output_budget.py    how much of all responses may wait for clients to read

@@ -4,7 +4,6 @@ Each one is `async`: FastAPI would run any other function on a thread, and so us
 """
 
 import uuid
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,7 @@ from . import adapters
 from .chat import ChatPrompt
 from .formats import ChatFormatter, CompletionFormatter
 from .http_errors import APIError
-from .prompt_length import check_length
-from .protocol import ChatRequest, CompletionRequest, ErrorBody, Pace, TokenizeRequest
+from .protocol import ChatRequest, CompletionRequest, ErrorBody, Pace
 from .reference import PAGE_HEADERS, reference_page, version
 from .responses import EVENT_STREAM, OutputResponse, respond, while_connected
 
@@ -33,7 +31,6 @@ def add_addresses(app: FastAPI) -> None:
     app.get("/v1/models", responses=documented(401))(models)
     app.get("/v1/models/{name:path}", responses=documented(401, 404))(model)
     # vLLM's
-    app.post("/tokenize", responses=documented(400, 401, 404, 413))(tokenize)
     app.get("/version", responses=documented(401))(server_version)
     if app.state.adapter_folder is not None:
         adapters.add_addresses(app, documented(400, 401, 404, 413, 500))
@@ -62,8 +59,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Continue a chat with the assistant's next message."""
-    engine = request.app.state.engine
-    prompt = ChatPrompt(body.messages, engine.tokenizer, partial(check_length, engine.validator))
+    state = request.app.state
+    prompt = ChatPrompt(body.messages, state.engine.tokenizer, state.engine_client.prompt_tokenizer.check_length)
     return await generate(request, body, ChatFormatter(*_about(request, body, "chatcmpl")), [prompt])
 
 
@@ -126,21 +123,6 @@ def find_adapter(request: Request, name: str | None) -> str | None:
         known = " and ".join(map(ascii, [own, *list(adapter_of)[:10]]))
         raise APIError(404, f"There is no model {name!a}; this server runs {known}.", "model", "model_not_found")
     return name
-
-
-async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-    """Return the tokens of a prompt or a chat."""
-    find_adapter(request, body.model)
-    state = request.app.state
-    tokenizer, validator = state.engine.tokenizer, state.engine.validator
-    prompt = body.prompt or ChatPrompt(body.messages, tokenizer, partial(check_length, validator))
-    try:
-        tokens = await while_connected(request, state.engine_client.prompt_tokenizer.tokenize(prompt))
-    except ValueError as error:
-        raise APIError(400, str(error)) from error
-    spelled = tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
-    context = validator.model.context_length
-    return {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": spelled}
 
 
 async def server_version() -> dict[str, str]:

@@ -198,21 +198,6 @@ class ChatRequest(_Request):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TokenizeRequest(Strict):
-    """`POST /tokenize`, in vLLM's format: the tokens of a prompt or a chat."""
-
-    model: str | None = Field(None, description="The model of this server, or one of its adapters; may be left out.")
-    prompt: Text | None = Field(None, description="The text.")
-    messages: Several[Message] | None = Field(None, description="A chat, instead of a prompt.")
-    return_token_strs: bool = Field(False, description="Return the tokens as the vocabulary spells them, too.")
-
-    @model_validator(mode="after")
-    def _one_source(self):
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("Give either prompt or messages.")
-        return self
-
-
 class Pace(Strict):
     """`POST /pace`: slow motion."""
 
