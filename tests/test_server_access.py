@@ -85,38 +85,6 @@ def test_pages_of_an_allowed_origin_may_use_the_server_and_no_others(server):
     assert parse(command.command, ["--allowed-origin", "*"]).allowed_origin == ["*"]
 
 
-# --- addresses ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def plain():
-    with serving() as server:
-        yield server
-
-
-@pytest.mark.parametrize(
-    "path", ["/", "/health", "/v1/models", "/v1/models/tiny-model", "/metrics", "/version", "/docs", "/openapi.json",
-             "/page/page.js", "/events"],
-)  # fmt: skip
-def test_head_gives_the_headers_of_get_without_a_body(plain, path):
-    head = httpx.head(plain.url + path)
-    assert (head.status_code, head.content) == (200, b"")
-    with httpx.stream("GET", plain.url + path) as response:
-        assert head.headers["content-type"] == response.headers["content-type"]
-        assert path != "/version" or json.loads(response.read()) == {"version": "0.1.0"}
-    assert httpx.head(plain.url + "/v1/completions").status_code == 405, "as for GET"
-    plain.assert_empty()
-
-
-def test_the_reference_works_without_a_network(plain):
-    page = httpx.get(plain.url + "/docs")
-    assert page.headers["content-type"].startswith("text/html") and "//" not in page.text.replace("</", "")
-    for text in ("POST /v1/completions", "GET /health", "max_tokens", "0 takes the best token"):
-        assert text in page.text
-    assert "<script" not in page.text and "default-src 'none'" in page.headers["content-security-policy"]
-    assert httpx.get(plain.url + "/page/page.css").status_code == 200
-
-
 # --- the name of the model, and too few blocks ----------------------------------------------------------------------
 
 

@@ -78,7 +78,7 @@ def test_there_is_one_model(server):
         ("POST", "/page/page.js", 405, "send GET to this address"),
         ("GET", "/page/nothing.js", 404, "Not found"),
         ("GET", "/page/%2e%2e/app.py", 404, "Not found"),
-        ("GET", "/redoc", 404, "Not found"),
+        ("GET", "/docs", 404, "Not found"),
     ],
 )
 def test_unknown_addresses_and_methods_are_errors_in_openais_format(server, method, path, status, message):
@@ -89,7 +89,7 @@ def test_unknown_addresses_and_methods_are_errors_in_openais_format(server, meth
 
 GUARDED = [
     ("GET", "/v1/models"), ("GET", "/v1/models/mine"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"),
-    ("GET", "/metrics"), ("GET", "/events"), ("POST", "/pace"), ("GET", "/version"),
+    ("GET", "/metrics"), ("GET", "/events"), ("POST", "/pace"),
     ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter"),
 ]  # fmt: skip
 

@@ -20,7 +20,6 @@
     connections.py      how long the server waits for a client, and how many connections it holds
     live_view.py        what the engine does, for people: the page's events (snapshot.py: what they are made of)
     server_metrics.py   the same for monitoring: Prometheus metrics
-    reference.py        the page /docs, which describes all addresses
     options.py          the options of the command line
     launch.py           a server in its own process, for lessons and load tests
 

@@ -39,10 +39,10 @@ def loaded_adapters(engine: EngineCore) -> dict[str, "Adapter"]:
     return {name: adapter for one in features if one.name == "adapters" for name, adapter in dict(one.loaded).items()}
 
 
-def add_addresses(app: FastAPI, responses: dict) -> None:
+def add_addresses(app: FastAPI) -> None:
     """Add the addresses that load and unload adapters."""
-    app.post("/v1/load_lora_adapter", responses=responses, response_class=PlainTextResponse)(load)
-    app.post("/v1/unload_lora_adapter", responses=responses, response_class=PlainTextResponse)(unload)
+    app.post("/v1/load_lora_adapter", response_class=PlainTextResponse)(load)
+    app.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)(unload)
 
 
 async def load(body: LoadAdapter, request: Request) -> PlainTextResponse:

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.routing import APIRoute
 from fastapi.staticfiles import StaticFiles
 
 from ..engine import EngineCore
@@ -17,7 +16,6 @@ from .engine_thread import EngineThread
 from .http_errors import HANDLED, error_response
 from .live_view import LiveView
 from .middleware import BodyLimit, Refuse, StatusCount, missing_key, no_room, unknown_host
-from .reference import version
 from .server_metrics import ServerMetrics
 
 
@@ -59,7 +57,7 @@ def make_app(
         yield
         await engine_client.stop()
 
-    app = FastAPI(title="Continuous batching", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
     state, metrics = app.state, ServerMetrics(engine_client)
     state.engine, state.engine_client, state.metrics = engine, engine_client, metrics
     state.live_view, state.started = LiveView(engine_client), int(time.time())
@@ -87,9 +85,4 @@ def make_app(
     addresses.add_addresses(app)
     if add_addresses is not None:
         add_addresses(app)
-    for operation in (operation for path in app.openapi()["paths"].values() for operation in path.values()):
-        operation["responses"].pop("422", None)  # FastAPI's status for what is 400 here
-    for route in app.routes:
-        if isinstance(route, APIRoute) and "GET" in route.methods:
-            route.methods.add("HEAD")  # the server leaves out the body; added here, since OpenAPI need not describe it
     return app

@@ -89,9 +89,8 @@ def to_api_error(error: Exception) -> APIError:
         case FrameworkError(status_code=404):
             return APIError(404, "Not found: send requests to /v1/completions or /v1/chat/completions.")
         case FrameworkError(status_code=405):
-            headers = error.headers or {"Allow": "GET, HEAD"}  # an error of static files has none
-            methods = " or ".join(sorted(set(headers["Allow"].split(", ")) - {"HEAD"}))
-            return APIError(405, f"Method not allowed: send {methods} to this address.", headers=headers)
+            headers = error.headers or {"Allow": "GET"}  # an error of static files has none
+            return APIError(405, f"Method not allowed: send {headers['Allow']} to this address.", headers=headers)
         case FrameworkError():
             return APIError(error.status_code, str(error.detail), headers=error.headers)
         case _:

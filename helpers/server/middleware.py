@@ -22,7 +22,7 @@ from .http_errors import APIError, EngineFailed, Refused, as_response, to_api_er
 
 Check = Callable[[dict[str, Any]], APIError | None]  # returns why a request is refused, given its ASGI scope
 GENERATING = ("/v1/completions", "/v1/chat/completions")
-PUBLIC = ("/", "/health", "/docs", "/openapi.json")  # and the files of the page: these need no key
+PUBLIC = ("/", "/health")  # and the files of the page: these need no key
 PUBLIC_FILES = "/page/"
 
 

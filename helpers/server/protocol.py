@@ -11,7 +11,7 @@ more urgent, for the policy "priority") and `deadline` (in seconds).
 import math
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from ..engine import SamplingParams
 from ..sampling_params import BIAS, BOUNDS, MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, checked_logit_bias
@@ -226,16 +226,3 @@ def describe_errors(errors: list[dict[str, Any]]) -> tuple[str, str | None]:
     # A parameter of several possible types has an error for each of them.
     reasons = dict.fromkeys(error["msg"].removeprefix("Value error, ") for error, _ in relevant)
     return (f"{name}: " if name else "") + "; or: ".join(reasons), name
-
-
-class Error(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """The body of every response to a failed request."""
-
-    error: Error
