@@ -16,7 +16,7 @@
     output_delta.py     what is new in an output
     response_stream.py  the outputs of one request on their way to its client
     output_budget.py    how much of all responses may wait for clients to read
-    connections.py      how long the server waits for a client, and how many connections it holds
+    connections.py      how long the server waits for a client
     live_view.py        what the engine does, for people: the page's events (snapshot.py: what they are made of)
     server_metrics.py   the same for monitoring: Prometheus metrics
     options.py          the options of the command line

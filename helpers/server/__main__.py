@@ -127,7 +127,6 @@ def _load_engine(options: ServerOptions) -> Engine:
 
 def _serve(options: ServerOptions, listening: socket.socket, make: Callable[[ServerOptions], FastAPI]) -> None:
     try:
-        limits = options.connection_limits.within_descriptors()
         app = make(options)
     except ValueError as error:
         sys.exit(f"{options.program}: {error}")
@@ -141,7 +140,7 @@ def _serve(options: ServerOptions, listening: socket.socket, make: Callable[[Ser
         log_config=LOGGING,
         timeout_graceful_shutdown=int(options.grace) + 10,  # never reached: `shutdown` aborts what takes longer
         lifespan="on",
-        **limits.uvicorn_settings(),
+        **options.connection_limits.uvicorn_settings(),
     )
     gc.freeze()  # the model is never garbage: each full collection would search all of it and delay every request
     with contextlib.suppress(KeyboardInterrupt):
