@@ -1,4 +1,4 @@
-"""The events of the page: one stream of frames for all listeners, and what they say about finished requests."""
+"""The events of the page, and what they say about finished requests."""
 
 import httpx
 
@@ -52,16 +52,13 @@ def test_more_listeners_than_allowed_are_503_until_one_leaves():
 
 
 @in_loop
-async def test_a_listener_that_has_missed_frames_gets_all_of_their_iterations_in_one_event():
+async def test_a_listener_that_has_read_nothing_for_a_while_gets_all_iterations_in_one_event():
     async with running() as thread:
-        view = LiveView(thread)
-        with view.listen():
-            events = view.events()
-            await anext(events)
-            await texts(await submit(thread, "a", 9))
-            view._make_frame(), view._make_frame()  # the second one has nothing new
-            (event,) = events_of([await anext(events)])
-            assert [one["n"] for one in event["iterations"]] == list(range(9))
+        events = LiveView(thread).events()
+        await anext(events)
+        await texts(await submit(thread, "a", 9))
+        (event,) = events_of([await anext(events)])
+        assert [one["n"] for one in event["iterations"]] == list(range(9))
 
 
 @in_loop
@@ -71,7 +68,7 @@ async def test_without_listeners_few_steps_wait_to_be_described_and_none_is_lost
         thread.observers.append(lambda *_: waiting.append(len(view._undescribed)))
         await texts(await submit(thread, "a", 100, ignore_eos=True))
         assert len(waiting) == 100 and max(waiting) < TOGETHER
-        view._make_frame()
+        view._describe_steps()
         assert [one["n"] for one in view._iterations] == list(range(100)) and len(view._finished) == 1
 
 
@@ -89,7 +86,7 @@ async def test_with_static_batching_a_finished_request_keeps_its_row_until_its_b
         thread.model.allowed.release(100)
         for stream in others:
             await texts(stream)
-        view._make_frame()
+        view._describe_steps()
         rows = [[row and tuple(row[:2]) for row in one["slots"]] for one in view._iterations]
         assert rows == [
             [("first", "prefill"), None, None],
