@@ -134,20 +134,16 @@ def test_a_client_that_reads_slowly_but_steadily_gets_everything():
         http, content, began = h11.Connection(h11.CLIENT), b"", time.monotonic()
         http.send(h11.Request(method="POST", target="/", headers=[("Host", "x"), ("Content-Length", "0")]))
         http.send(h11.EndOfMessage())
-        most_unread = 0
         while type(event := http.next_event()) is not h11.EndOfMessage:
             if event is h11.NEED_DATA:
                 http.receive_data(slow_reader.socket.recv(2**12))
                 time.sleep(0.01)
-                (connection,) = connections_of(server)
-                most_unread = max(most_unread, connection.num_unread)
             elif type(event) is h11.Data:
                 content += event.data
         assert time.monotonic() - began > 0.4, "longer than the limit, so that it would have passed"
         response = json.loads(content)
         assert response["usage"]["completion_tokens"] == 600
         assert [len(choice["logprobs"]["tokens"]) for choice in response["choices"]] == [300, 300]
-        assert most_unread < 0.6 * len(content), "one choice at a time waits as text"
         slow_reader.close()
         server.assert_empty()
 
