@@ -39,7 +39,7 @@ def status_before_any_body(server, host="127.0.0.1", key=KEY, length=5000, path=
 
 def test_host_key_and_length_are_checked_before_the_body_is_read_in_this_order(server):
     wrong = {"host": "evil.example", "key": "wrong", "length": 10**9}
-    assert status_before_any_body(server, **wrong) == 403
+    assert status_before_any_body(server, **wrong) == 400
     assert status_before_any_body(server, **wrong | {"host": "localhost"}) == 401
     assert status_before_any_body(server, length=10**9) == 413
     assert status_before_any_body(server, key="wrong", path="/no/such/address") == 401
@@ -48,17 +48,15 @@ def test_host_key_and_length_are_checked_before_the_body_is_read_in_this_order(s
 def test_only_this_machines_own_names_are_allowed_so_dns_rebinding_reads_nothing(server):
     for host in ("127.0.0.1", "localhost:8000", "LOCALHOST", "[::1]", "[::1]:80", "127.0.0.1:1"):
         assert httpx.get(server.url + "/health", headers={"Host": host}).status_code == 200, host
-    others = "evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "[", "::1", ""
+    others = "evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "[", ""
     for host, path in itertools.product(others, ("/", "/health", "/v1/models", "/events", "/page/page.js")):
         response = httpx.get(server.url + path, headers={"Host": host, "Authorization": f"Bearer {KEY}"})
-        message = error_of(response, 403)["message"]
-        assert "--allowed-host" in message and host.removesuffix(":8000") in message
-        assert ":8000" not in message, "the option takes a name without a port"
+        assert (response.status_code, response.text) == (400, "Invalid host header")
 
 
 def test_other_names_can_be_allowed(monkeypatch):
     with serving(allowed_hosts=allowed_hosts("127.0.0.1", ["Inside.Example"])) as own:
-        for host, status in (("inside.example:80", 200), ("localhost", 200), ("other.example", 403)):
+        for host, status in (("inside.example:80", 200), ("localhost", 200), ("other.example", 400)):
             assert httpx.get(own.url + "/health", headers={"Host": host}).status_code == status
     assert allowed_hosts("127.0.0.1", ["*"]) is None
     assert allowed_hosts("0.0.0.0", None) is None, "its names are not known"

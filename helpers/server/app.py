@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.staticfiles import StaticFiles
 
 from ..engine import EngineCore
@@ -15,7 +16,7 @@ from .engine_client import EngineClient
 from .engine_thread import EngineThread
 from .http_errors import HANDLED, error_response
 from .live_view import LiveView
-from .middleware import BodyLimit, Refuse, StatusCount, missing_key, no_room, unknown_host
+from .middleware import BodyLimit, KeyCheck, StatusCount
 from .server_metrics import ServerMetrics
 
 
@@ -62,9 +63,8 @@ def make_app(
     state.model_name, state.deadline = model_name, deadline
     # The last one that is added sees a request first. A browser asks for leave (CORS) without the key.
     app.add_middleware(BodyLimit, limit=max_body)
-    app.add_middleware(Refuse, check=no_room(engine_client.refuse_if_unable))
     if api_key is not None:
-        app.add_middleware(Refuse, check=missing_key(api_key))
+        app.add_middleware(KeyCheck, key=api_key)
     if allowed_origins := list(allowed_origins):
         app.add_middleware(
             CORSMiddleware,
@@ -74,7 +74,9 @@ def make_app(
             expose_headers=["Retry-After"],
         )
     if allowed_hosts is not None:
-        app.add_middleware(Refuse, check=unknown_host(allowed_hosts))
+        # Against DNS rebinding: a hostile web page makes its own name resolve to this machine's address, and the
+        # browser then lets it read what a server here responds. But the browser still sends the page's name as `Host`.
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
     app.add_middleware(StatusCount, requests=metrics.requests)
     for error_class in HANDLED:
         app.add_exception_handler(error_class, error_response)

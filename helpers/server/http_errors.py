@@ -1,8 +1,8 @@
 """Errors of requests that are refused or end early, and their HTTP responses in OpenAI's format.
 
-400 a request that can never run    401 no key          403 another host     404 no such model
-405 a method that an address lacks  413 a long body     429 the queue is full
-500 engine failed                   503 shutting down, or too many listeners    504 deadline passed
+400 a request that can never run    401 no key         404 no such model       405 a method that an address lacks
+413 a long body                     429 queue full     500 engine failed       503 shutting down, or too many listeners
+504 deadline passed
 """
 
 import json
