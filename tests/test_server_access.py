@@ -6,7 +6,6 @@ import json
 import httpx
 import pytest
 
-from helpers import Engine, EngineConfig
 from helpers.command_line import parse
 from helpers.server import __main__ as command
 from helpers.server.options import allowed_hosts, name_of
@@ -83,7 +82,7 @@ def test_pages_of_an_allowed_origin_may_use_the_server_and_no_others(server):
     assert parse(command.command, ["--allowed-origin", "*"]).allowed_origin == ["*"]
 
 
-# --- the name of the model, and too few blocks ----------------------------------------------------------------------
+# --- the name of the model, and the length of a body ------------------------------------------------------------------
 
 
 def test_a_model_is_called_by_the_name_of_its_folder(tmp_path):
@@ -96,15 +95,6 @@ def test_a_model_is_called_by_the_name_of_its_folder(tmp_path):
     assert name_of(None) == name_of("") == "tiny-model"
     for option in ("--served-model-name", "--name"):
         assert parse(command.command, [option, "mine"]).served_model_name == "mine"
-
-
-def test_too_few_blocks_for_the_context_are_a_warning_that_says_how_many_are_enough(recwarn):
-    with pytest.warns(UserWarning, match="holds 16 tokens, prompt and output together.* --blocks to at least 32"):
-        command._warn_if_memory_is_small(Engine(config=EngineConfig(num_blocks=1)))
-    recwarn.clear()
-    command._warn_if_memory_is_small(Engine(config=EngineConfig(num_blocks=32)))
-    command._warn_if_memory_is_small(Engine(config=EngineConfig(execution="padded")))
-    assert not recwarn.list
 
 
 def test_too_long_a_body_is_413_whatever_length_it_claims():

@@ -68,8 +68,7 @@ def test_a_structured_output_is_described_as_for_vllm(plain, path, described, pa
 
 
 REFUSED = [
-    ({"structured_outputs": {"regex": "a", "json_object": True}}, "not json and regex"),
-    ({"structured_outputs": {"json": {}, "json_object": True}}, "not both"),
+    ({"structured_outputs": {"regex": "a", "json": {}}}, "not json and regex"),
     ({"structured_outputs": {"regex": "(("}}, "unclosed group"),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "not both"),
     ({"structured_outputs": {"guided": "a"}}, "structured_outputs.guided"),
