@@ -75,7 +75,7 @@ def test_there_is_one_model(server):
         ("GET", "/v1/completions", 405, "send POST to this address"),
         ("DELETE", "/v1/chat/completions", 405, "send POST to this address"),
         ("POST", "/health", 405, "send GET to this address"),
-        ("POST", "/page/page.js", 405, "send GET to this address"),
+        ("POST", "/page/page.js", 405, "send GET"),
         ("GET", "/page/nothing.js", 404, "Not found"),
         ("GET", "/page/%2e%2e/app.py", 404, "Not found"),
         ("GET", "/docs", 404, "Not found"),
