@@ -17,8 +17,7 @@ LOOPBACK = allowed_hosts("127.0.0.1", None)
 
 @pytest.fixture(scope="module")
 def server():
-    options = {"api_key": KEY, "allowed_hosts": LOOPBACK, "allowed_origins": ["https://page.example"]}
-    with serving(max_body=10_000, **options) as server:
+    with serving(max_body=10_000, api_key=KEY, allowed_hosts=LOOPBACK) as server:
         yield server
         server.assert_empty()
 
@@ -61,25 +60,6 @@ def test_other_names_can_be_allowed(monkeypatch):
     assert allowed_hosts("0.0.0.0", None) is None, "its names are not known"
     assert "inside" in allowed_hosts("0.0.0.0", ["inside"])
     assert parse(command.command, ["--allowed-host", "a", "--allowed-host", "b"]).allowed_host == ["a", "b"]
-
-
-# --- pages of other origins -----------------------------------------------------------------------------------------
-
-
-def test_pages_of_an_allowed_origin_may_use_the_server_and_no_others(server):
-    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
-    for origin, allowed in (("https://page.example", True), ("https://other.example", False)):
-        preflight = httpx.options(server.url + "/v1/completions", headers={"Origin": origin} | asked)
-        assert preflight.status_code == (200 if allowed else 400), "asked for without the key"
-        for headers, status in (({"Authorization": f"Bearer {KEY}"}, 200), ({}, 401)):
-            response = httpx.post(
-                server.url + "/v1/completions", json=body(OWL, 1), headers=headers | {"Origin": origin}
-            )
-            assert response.status_code == status
-            granted = response.headers.get("access-control-allow-origin")
-            assert granted == (origin if allowed else None)
-    assert response.headers.get("access-control-allow-credentials") is None
-    assert parse(command.command, ["--allowed-origin", "*"]).allowed_origin == ["*"]
 
 
 # --- the name of the model, and the length of a body ------------------------------------------------------------------

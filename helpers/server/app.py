@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.staticfiles import StaticFiles
 
@@ -29,7 +28,6 @@ def make_app(
     pace: float = 0.0,
     max_body: int = 2**20,
     allowed_hosts: Iterable[str] | None = None,
-    allowed_origins: Iterable[str] = (),
     connect: Callable[[EngineCore, int, float], EngineClient] | None = None,
     add_addresses: Callable[[FastAPI], None] | None = None,
 ) -> FastAPI:
@@ -40,7 +38,6 @@ def make_app(
         model_name, max_queue, deadline, api_key, pace: as on the command line (`ServerOptions`).
         max_body: the most bytes in a request's body.
         allowed_hosts: the names and addresses, without ports, by which clients may call the server; None for any.
-        allowed_origins: the origins, such as "https://example.org", whose web pages may use the server; "*" for any.
         connect: makes the client of an engine that runs elsewhere, from `engine`, `max_queue` and `pace`; an
             `EngineThread` if omitted.
         add_addresses: adds further addresses to the application.
@@ -61,18 +58,10 @@ def make_app(
     state.engine, state.engine_client, state.metrics = engine, engine_client, metrics
     state.live_view, state.started = LiveView(engine_client), int(time.time())
     state.model_name, state.deadline = model_name, deadline
-    # The last one that is added sees a request first. A browser asks for leave (CORS) without the key.
+    # The last one that is added sees a request first.
     app.add_middleware(BodyLimit, limit=max_body)
     if api_key is not None:
         app.add_middleware(KeyCheck, key=api_key)
-    if allowed_origins := list(allowed_origins):
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=allowed_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["Retry-After"],
-        )
     if allowed_hosts is not None:
         # Against DNS rebinding: a hostile web page makes its own name resolve to this machine's address, and the
         # browser then lets it read what a server here responds. But the browser still sends the page's name as `Host`.

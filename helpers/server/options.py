@@ -33,7 +33,6 @@ class ServerOptions(EngineOptions, ConnectionOptions):
         port: the port to listen on, 0 for a free one.
         api_key: the key that clients must send; the environment's COURSE_API_KEY, if any, if omitted.
         allowed_host: names by which clients may call this server, * for any; this machine's own if omitted.
-        allowed_origin: origins, such as https://example.org, whose web pages may use this server; * for any.
         max_queue: how many sequences may wait; more get status 429.
         deadline: seconds that a request may take if it sets no deadline itself.
         grace: seconds to finish accepted requests and stop.
@@ -56,7 +55,6 @@ class ServerOptions(EngineOptions, ConnectionOptions):
         default_factory=lambda: os.environ.get("COURSE_API_KEY") or None
     )
     allowed_host: Annotated[list[str] | None, Parameter(group=ACCESS, negative_iterable=())] = None
-    allowed_origin: Annotated[list[str] | None, Parameter(group=ACCESS, negative_iterable=())] = None
     max_queue: Annotated[int, Parameter(group=OPERATION)] = 64
     deadline: Annotated[float | None, Parameter(group=OPERATION)] = None
     grace: Annotated[float, Parameter(group=OPERATION)] = 30.0
@@ -114,7 +112,6 @@ class ServerOptions(EngineOptions, ConnectionOptions):
         names = ("model_name", "max_queue", "deadline", "api_key", "pace")
         return {name: getattr(self, name) for name in names} | {
             "allowed_hosts": allowed_hosts(self.host, self.allowed_host),
-            "allowed_origins": self.allowed_origin or [],
         }
 
 
