@@ -2,7 +2,7 @@
 
 import httpx
 
-from helpers.server.live_view import MAX_LISTENERS, TOGETHER, LiveView
+from helpers.server.live_view import MAX_LISTENERS, LiveView
 from tests.support.gated_thread import in_loop, running, submit, texts
 from tests.support.gated_thread import wait_until as wait_in_loop
 from tests.support.serving import OWL, PATIENCE, body, error_of, events_of, post, serving, wait_until
@@ -59,17 +59,6 @@ async def test_a_listener_that_has_read_nothing_for_a_while_gets_all_iterations_
         await texts(await submit(thread, "a", 9))
         (event,) = events_of([await anext(events)])
         assert [one["n"] for one in event["iterations"]] == list(range(9))
-
-
-@in_loop
-async def test_without_listeners_few_steps_wait_to_be_described_and_none_is_lost():
-    async with running(context=400) as thread:
-        view, waiting = LiveView(thread), []
-        thread.observers.append(lambda *_: waiting.append(len(view._undescribed)))
-        await texts(await submit(thread, "a", 100, ignore_eos=True))
-        assert len(waiting) == 100 and max(waiting) < TOGETHER
-        view._describe_steps()
-        assert [one["n"] for one in view._iterations] == list(range(100)) and len(view._finished) == 1
 
 
 @in_loop

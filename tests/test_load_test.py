@@ -461,16 +461,6 @@ def test_an_invalid_setting_is_an_error_before_anything_is_sent(settings, messag
         assert stub.bodies == []
 
 
-@pytest.mark.parametrize("listed", ["[]", '{"data": 5}', '{"data": [{}]}', "<html>"])
-def test_a_server_of_another_kind_is_an_error(monkeypatch, listed):
-    async def other(self, request):
-        return web.Response(text=listed)
-
-    monkeypatch.setattr(Stub, "_list", other)
-    with Stub() as stub, pytest.raises(ConnectionError, match="not OpenAI-compatible"):
-        run_load(stub.url, some(1), 1)
-
-
 def test_a_server_that_is_absent_or_requires_a_key_is_an_error():
     with Stub(key="secret") as stub:
         with pytest.raises(PermissionError, match="API key"):

@@ -5,10 +5,8 @@ import tracemalloc
 
 import pytest
 
-from helpers import SamplingParams
 from helpers.server import output_budget
 from helpers.server.http_errors import DeadlinePassed, QueueFull
-from helpers.server.output_budget import most_values
 from helpers.server.output_delta import OutputDelta
 from helpers.server.response_stream import ResponseStream
 from helpers.server.responses import collect_outputs
@@ -98,11 +96,6 @@ async def test_large_responses_that_are_not_read_leave_no_room_for_more_of_them_
         unread.clear()  # a response that was lost before it began to be read
         await wait_until(lambda: is_empty(thread))
         assert thread.output_budget.num_reserved == 0
-
-
-def test_the_values_of_a_response_are_its_tokens_and_all_log_probabilities():
-    assert most_values([10, 20], SamplingParams(99)) == 30
-    assert most_values([10, 20], SamplingParams(99, n=2, temperature=1, logprobs=4)) == 2 * 30 * (1 + 5)
 
 
 @in_loop

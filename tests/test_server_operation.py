@@ -1,16 +1,13 @@
 """Operating the server: its addresses, keys, metrics, events, slow motion, and the command line."""
 
-import hmac
 import itertools
 import socket
-import threading
 import warnings
 
 import httpx
 import openai
 import pytest
 from conftest import PROMPTS, random_pair
-from fastapi.testclient import TestClient
 
 from helpers import Engine, EngineConfig
 from helpers.command_line import parse
@@ -99,15 +96,6 @@ def test_without_the_key_every_guarded_address_is_401(keyed):
     for wrong in ("", "Bearer", "Bearer schlussel", "schlüssel", "Bearer schlüssel ?", "Basic schlüssel", "ÿ"):
         headers = {"Authorization": wrong.encode()}
         assert httpx.get(keyed.url + "/v1/models", headers=headers).status_code == 401, wrong
-
-
-def test_the_key_of_the_official_client_is_compared_in_constant_time(keyed, monkeypatch):
-    compared, compare = [], hmac.compare_digest
-    monkeypatch.setattr(hmac, "compare_digest", lambda *both: compared.append(both) or compare(*both))
-    client = openai.OpenAI(base_url=keyed.url + "/v1", api_key="sk-wrong", max_retries=0)
-    with client, pytest.raises(openai.AuthenticationError):
-        client.models.list()
-    assert compared == [(b"sk-wrong", "schlüssel".encode())]
 
 
 # --- metrics, and the events of the page ------------------------------------------------------------------------------
@@ -219,20 +207,6 @@ def test_a_taken_port_is_noticed_before_a_model_is_loaded(monkeypatch):
             command.main(["--port", port])
 
 
-def test_the_thread_that_loads_the_model_runs_the_engine(monkeypatch):
-    """OpenMP keeps a team of threads for each thread that computes, and two teams on two cores are slow."""
-    loading, load_model = [], command.load_model
-    monkeypatch.setattr(
-        command, "load_model", lambda *_, **named: loading.append(threading.current_thread()) or load_model(**named)
-    )
-    app = command._make_app(parse(command.command, ["--host", "127.0.0.1"]))
-    with TestClient(app, "http://localhost") as client:
-        running, step = [], app.state.engine_client.engine.step
-        app.state.engine_client.engine.step = lambda: running.append(threading.current_thread()) or step()
-        assert client.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
-    assert set(running) == set(loading) and threading.current_thread() not in running
-
-
 def test_listening_to_other_machines_without_a_key_is_a_warning(monkeypatch):
     monkeypatch.setattr(command, "load_model", lambda *_, **__: (_ for _ in ()).throw(ValueError("no model")))
     monkeypatch.delenv("COURSE_API_KEY", raising=False)
@@ -256,19 +230,14 @@ def test_the_key_can_come_from_the_environment(monkeypatch):
     [
         (["--pace", "-1"], "--pace must be from 0 to 2 seconds, not -1.0"),
         (["--deadline", "nan"], "--deadline must be a number of seconds, not nan"),
-        (["--grace", "inf"], "--grace must be a number of seconds"),
         (["--policy", "sjf"], "--policy"),
-        (["--weights", "int3"], "--weights"),
         (["--weights", "int4", "--compute", "int8"], "needs weights=\"int8\", not 'int4'"),
         (["--rows", "0"], "--rows must be an integer of at least 1, not 0"),
-        (["--rows", "2.5"], "--rows"),
         (["--max-queue", "-1"], "--max-queue must be at least 0"),
         (["--blocks", "0"], "--blocks"),
         (["--max-connections", "0"], "--max-connections must be at least 1, not 0"),
         (["--client-timeout", "0"], "--client-timeout must be a positive number of seconds, not 0"),
-        (["--client-timeout", "inf"], "--client-timeout must be a positive number of seconds, not inf"),
         (["--adapters", "a"], "--adapters takes names and folders, as in story=path/to/folder, not 'a'"),
-        (["--adapters", "=a"], "not '=a'"),
         (["--adapters", "a=b", "a=c"], "'a' is taken"),
         (["--adapters", "tiny-model=b"], "'tiny-model' is taken"),
     ],

@@ -256,14 +256,6 @@ $("view").addEventListener("change", () => {
   timeline.draw();
 });
 
-$("freeze").addEventListener("click", () => {
-  const frozen = $("freeze").getAttribute("aria-pressed") === "false";
-  $("freeze").setAttribute("aria-pressed", frozen);
-  $("frozen").hidden = !frozen;
-  timeline.freeze(frozen);
-  timeline.draw();
-});
-
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   legend($("legend"));
   timeline.draw();
