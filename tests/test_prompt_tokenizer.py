@@ -9,7 +9,6 @@ import pytest
 from conftest import random_pair
 
 from helpers import Engine, EngineConfig
-from helpers.server.chat import PER_MESSAGE, ChatPrompt, Message
 from helpers.server.prompt_tokenizer import LONG
 from tests.support.gated_thread import in_loop, is_empty, running, submit, texts
 from tests.support.gated_thread import wait_until as wait_in_loop
@@ -48,13 +47,6 @@ async def test_a_short_request_does_not_wait_while_long_ones_are_tokenized():
         assert all(isinstance(one, ValueError) for one in refused)
         await texts(with_words)
         assert is_empty(thread)
-
-
-def test_a_chat_of_many_short_messages_is_as_long_as_one_of_long_messages():
-    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
-    messages = [Message(role="user", content="12345"), Message(role="assistant", content=parts)]
-    assert len(ChatPrompt(messages, None, print)) - len(ChatPrompt(messages[:1], None, print)) == 3 + PER_MESSAGE
-    assert len(ChatPrompt([Message(role="user", content="")] * 1000, None, print)) > LONG, "a template adds to each"
 
 
 def test_the_prompts_of_clients_that_have_left_are_not_tokenized():

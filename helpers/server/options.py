@@ -126,7 +126,8 @@ def allowed_hosts(host: str, others: list[str] | None) -> list[str] | None:
     """Return the names by which clients may call a server that listens on `host`; None for any."""
     if "*" in (others or ()) or (others is None and not is_loopback(host)):
         return None  # the names of a server for other machines are not known here
-    return ["localhost", "127.0.0.1", "::1", host, *(others or ())]
+    own = f"[{host}]" if ":" in host else host  # as URLs spell IPv6 addresses
+    return ["localhost", "127.0.0.1", "[::1]", own, *(others or ())]
 
 
 def is_loopback(host: str) -> bool:

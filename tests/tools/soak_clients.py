@@ -169,27 +169,6 @@ class Client:
             finally:
                 reading.cancel()
 
-    async def read_slowly(self) -> str:
-        """Ask for 30,000 log-probabilities, read them at 80 KB per second, and check that all have come."""
-        settings = {"prompt": [self.prompt] * 4, "max_tokens": 300, "temperature": 0}
-        settings |= {"ignore_eos": True, "logprobs": 20}
-        try:
-            async with self.session.post(
-                self.url, json=settings | {"stream": self.stream}, read_bufsize=2**12
-            ) as response:
-                content = b""
-                while part := await response.content.read(2**12):
-                    content += part
-                    await asyncio.sleep(0.05)
-        except (aiohttp.ClientError, ConnectionError):
-            return "cut off"  # its server may have been killed
-        if response.status == 429:
-            return "refused"
-        parts = content.split(b"\n\n")[:-2] if self.stream else [content]
-        choices = [choice for part in parts for choice in json.loads(part.removeprefix(b"data: "))["choices"]]
-        num_tokens = sum(len(choice["logprobs"]["tokens"]) for choice in choices)
-        return "completed" if num_tokens == 4 * 300 else f"{num_tokens} tokens for a client that reads slowly"
-
     async def _connected(self, receive_buffer: int | None = None) -> socket.socket:
         """Return a connection, closed if there is no server."""
         connection = socket.socket()
