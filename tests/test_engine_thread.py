@@ -6,7 +6,6 @@ What clients get, whether they stay or leave, is in test_server.py and test_serv
 
 import asyncio
 import threading
-import traceback
 
 import pytest
 
@@ -97,24 +96,6 @@ async def test_a_request_that_the_engine_refuses_late_fails_alone():
             await texts(bad)
         assert await texts(good) == {0: "bc"}
         await wait_until(lambda: is_empty(thread))
-
-
-@in_loop
-async def test_a_crashing_thread_accepts_no_request(monkeypatch):
-    """Reporting the error takes the thread a moment; a request that it accepted meanwhile would wait forever."""
-    crashing, crash = threading.Event(), threading.Event()
-    monkeypatch.setattr(traceback, "print_exc", lambda: crashing.set() or crash.wait(PATIENCE))
-    async with running() as thread:
-        thread.engine.step = lambda: (_ for _ in ()).throw(GeneratorExit)
-        with pytest.raises(EngineFailed):
-            await texts(await submit(thread))
-        await wait_until(crashing.is_set)
-        assert not thread._running.done()
-        try:
-            with pytest.raises(EngineFailed):
-                await submit(thread)
-        finally:
-            crash.set()
 
 
 @in_loop

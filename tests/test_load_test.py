@@ -370,9 +370,7 @@ def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
     messages = {
         "refused": "429: the queue is full",
         "broken": "500: Internal Server Error",
-        "no stream": "no token",
         "slow": "timed out after 2 s",
-        "nonsense": "JSON",
         "error event": "the engine stopped",
         "hangs": "timed out after 2 s",
         "disconnects": "Client|Error",
@@ -386,13 +384,9 @@ def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
             return web.json_response(error, status=429, headers={"Retry-After": "3"})
         if kind == "broken":
             return web.Response(text="Internal  Server\nError", status=500)
-        if kind == "no stream":
-            return web.json_response({"choices": [{"text": "all at once"}]})
         if kind == "slow":
             await asyncio.sleep(PATIENCE)
         response = await stub.headers(request)
-        if kind == "nonsense":
-            await response.write(b"data: {nonsense\n\n")
         await stub.say(response, "word")
         if kind == "error event":
             await stub.event(response, {"error": {"message": "the engine stopped"}})
@@ -421,7 +415,7 @@ def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
     assert stub.gone == 2  # requests that time out disconnect
     assert result.duration >= 1.99
     assert result.request_throughput == 1 / result.duration
-    assert "10: 1 ok, 1 refused, 8 failed" in str(result) and "2 not completed: timed out after 2 s" in str(result)
+    assert "8: 1 ok, 1 refused, 6 failed" in str(result) and "2 not completed: timed out after 2 s" in str(result)
 
 
 def test_figures_without_a_completed_request():

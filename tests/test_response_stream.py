@@ -1,7 +1,6 @@
 """A response's outputs while its client reads late or never: nothing is lost, and what waits is never more than it."""
 
 import asyncio
-import tracemalloc
 
 import pytest
 
@@ -48,32 +47,6 @@ async def test_a_response_that_is_sent_whole_is_read_once_a_sequence_has_finishe
     assert not await put(0, 4, 2) and not reading.done()
     assert await put(0, 5, 3, "length")
     assert [output.new_token_ids for output in await reading] == [[1, 4, 5], [2, 3]]
-
-
-async def bytes_unread(max_tokens: int, **settings) -> int:
-    """Return the memory that a response of this many tokens takes while its client does not read it."""
-    async with running(context=max_tokens + 20, trace_length=1, **settings) as thread:
-        thread.observers.clear()
-        await (await submit(thread, "a", 20)).__anext__()
-        tracemalloc.start()
-        try:
-            stream = await submit(thread, "a", max_tokens, ignore_eos=True, logprobs=3, id="unread")
-            await wait_until(lambda: is_empty(thread))
-            await (await submit(thread, "a", 1)).__anext__()  # the engine forgets a sequence in the next iteration
-            with_stream, _ = tracemalloc.get_traced_memory()
-            await stream.__anext__()
-            stream.fail(RuntimeError())  # drops the rest
-            without, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        return with_stream - without
-
-
-@in_loop
-async def test_the_memory_of_an_unread_response_grows_with_its_tokens_not_with_their_square():
-    short, long = await bytes_unread(100), await bytes_unread(400)
-    assert 3 < long / short < 6, (short, long)
-    assert 200 < long / 400 < 900, "bytes per token, with three or four log-probabilities each"
 
 
 @in_loop
