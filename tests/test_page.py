@@ -214,7 +214,7 @@ def test_the_keyboard_is_enough(window, server):
         page.keyboard.press("Control+Enter")
         expect(busy(page)).to_have_count(1)
         page.get_by_label("Prompts, one per line").focus()
-        for _ in range(9):
+        for _ in range(8):
             page.keyboard.press("Tab")
         expect(page.get_by_role("button", name="Stop")).to_be_focused()
         page.keyboard.press("Enter")
