@@ -355,14 +355,6 @@ def test_a_request_is_what_openai_clients_send():
     assert {"messages": [{"role": "user", "content": "Look"}], "max_tokens": 3, **shared} in stub.bodies
 
 
-def test_it_works_where_an_event_loop_is_running():
-    async def cell():
-        return run_load(stub.url, some(3), users=3)
-
-    with Stub() as stub:
-        assert len(asyncio.run(cell()).ok) == 3
-
-
 # --- what goes wrong -------------------------------------------------------------------------------------------------
 
 

@@ -1,14 +1,10 @@
 """A response's outputs while its client reads late or never: nothing is lost, and what waits is never more than it."""
 
-import asyncio
-
 import pytest
 
 from helpers.server import output_budget
 from helpers.server.http_errors import DeadlinePassed, QueueFull
 from helpers.server.output_delta import OutputDelta
-from helpers.server.response_stream import ResponseStream
-from helpers.server.responses import collect_outputs
 from tests.support.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
 from tests.support.serving import PATIENCE
 
@@ -28,25 +24,6 @@ async def test_a_late_client_gets_every_output_by_itself_and_they_join_to_the_wh
             assert output.new_text.startswith("bcdefghi"[first - 2 :])
             assert [max(one, key=one.get) for one in output.new_logprobs] == output.new_token_ids
             assert (output.num_tokens, output.finish_reason) == (100, "length")
-
-
-@in_loop
-async def test_a_response_that_is_sent_whole_is_read_once_a_sequence_has_finished():
-    stream = ResponseStream(["a"], 2, 0.0, None, lambda _: None)
-    stream.read_at_end = True
-    reading = asyncio.ensure_future(collect_outputs(stream))
-
-    async def put(index: int, token_id: int, num_tokens: int, reason: str | None = None) -> bool:
-        stream.put(OutputDelta("a", index, str(token_id), [token_id], None, num_tokens, reason))
-        for _ in range(9):  # turns of the event loop
-            await asyncio.sleep(0)
-        return not stream._unread  # all is read
-
-    assert not await put(0, 1, 1) and not await put(1, 2, 1)
-    assert await put(1, 3, 2, "stop")
-    assert not await put(0, 4, 2) and not reading.done()
-    assert await put(0, 5, 3, "length")
-    assert [output.new_token_ids for output in await reading] == [[1, 4, 5], [2, 3]]
 
 
 @in_loop

@@ -65,19 +65,6 @@ def test_a_parameter_does_what_it_does_in_the_engine(server, embedded, settings,
     assert [choice["message"]["content"] for choice in response["choices"]] == [output.text for output in outputs]
 
 
-WITH_HOT = ({}, {"top_p": 0.4}, {"top_k": 2}, {"min_p": 0.3}, {"frequency_penalty": 2})
-
-
-def test_the_settings_of_the_test_above_make_a_difference():
-    """Otherwise that test would prove nothing."""
-    settings = [{}, {"stop": ("owl",)}, {"stop": ("the", "named")}, {"repetition_penalty": 2.0}]
-    settings += [{"presence_penalty": -2}, {"bad_words": ("owl", "was")}]
-    settings += [{"stop_token_ids": (OWL_TOKEN,)}, {"allowed_token_ids": tuple(range(400, 900))}]
-    settings += [HOT | one for one in WITH_HOT]
-    assert len({expected(OWL, 16, **one).text for one in settings}) == len(settings)
-    assert len(expected(FOX, 30, ignore_eos=True).token_ids) == 30 > len(expected(FOX, 30).token_ids)
-
-
 NEUTRAL = {
     "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "me",
     "stop_token_ids": [], "min_tokens": 0, "allowed_token_ids": None, "bad_words": [],
