@@ -30,8 +30,8 @@ def table(title: str) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def app():
-    return make_app(Engine())
+def app(tmp_path_factory):
+    return make_app(Engine(), adapter_folder=str(tmp_path_factory.mktemp("adapters")))
 
 
 def test_the_table_of_addresses_has_every_address_of_the_server(app):

@@ -87,6 +87,7 @@ def test_unknown_addresses_and_methods_are_errors_in_openais_format(server, meth
 GUARDED = [
     ("GET", "/v1/models"), ("GET", "/v1/models/mine"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"),
     ("GET", "/metrics"), ("GET", "/events"), ("POST", "/pace"),
+    ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter"),
 ]  # fmt: skip
 
 
@@ -240,6 +241,7 @@ def test_the_key_can_come_from_the_environment(monkeypatch):
         (["--adapters", "a"], "--adapters takes names and folders, as in story=path/to/folder, not 'a'"),
         (["--adapters", "a=b", "a=c"], "'a' is taken"),
         (["--adapters", "tiny-model=b"], "'tiny-model' is taken"),
+        (["--adapter-folder", "/no/such/folder"], "--adapter-folder /no/such/folder is no folder"),
     ],
 )
 def test_options_outside_their_range_are_refused_in_one_line_before_a_model_is_loaded(

@@ -84,6 +84,8 @@ class ClusterOptions(ServerOptions):
             raise ValueError(f"--replica-cpus must be at least 1, not {self.replica_cpus}.")
         if self.replica_gpus < 0:
             raise ValueError(f"--replica-gpus must be at least 0, not {self.replica_gpus}.")
+        if self.adapter_folder is not None:
+            raise ValueError("--adapter-folder is for a single server: name the replicas' adapters in --adapters.")
         for name in ("target", "autoscale_interval"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"--{name.replace('_', '-')} must be a number above 0, not {value}.")

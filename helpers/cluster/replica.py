@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any
 
 from ..engine import EngineConfig, EngineCore, ModelInfo, SamplingParams
+from ..server.adapters import loaded_adapters
 from ..server.engine_thread import EngineThread
 from ..server.output_delta import OutputDelta
-from ..server.snapshot import Snapshot, loaded_adapters
+from ..server.snapshot import Snapshot
 from ..server.worker_thread import WorkerThread
 
 HEARTBEAT = 0.5  # seconds between two reports of a replica with nothing new

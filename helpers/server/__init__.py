@@ -2,6 +2,7 @@
 
     app.py              the HTTP application
     addresses.py        which address does what
+    adapters.py         adapters as models, loaded and unloaded by clients where that is allowed
     protocol.py         OpenAI's requests, validated (strict.py: unknown parameters are refused)
     chat.py             the prompt that a chat template makes of messages
     output_formats.py   what an output must match, as requests describe it

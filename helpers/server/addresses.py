@@ -11,12 +11,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from . import adapters
 from .chat import ChatPrompt
 from .formats import ChatFormatter, CompletionFormatter
 from .http_errors import APIError
 from .protocol import ChatRequest, CompletionRequest, Pace
 from .responses import EVENT_STREAM, OutputResponse, respond, while_connected
-from .snapshot import loaded_adapters
 
 PAGE = Path(__file__).parent / "page"
 
@@ -28,6 +28,9 @@ def add_addresses(app: FastAPI) -> None:
     app.post("/v1/chat/completions")(chat_completions)
     app.get("/v1/models")(models)
     app.get("/v1/models/{name:path}")(model)
+    # vLLM's
+    if app.state.adapter_folder is not None:
+        adapters.add_addresses(app)
     # for operation
     app.get("/health")(health)
     app.get("/metrics")(prometheus_metrics)
@@ -79,7 +82,7 @@ async def generate(
 async def models(request: Request) -> dict[str, Any]:
     """List the model that this server runs, and its adapters, which have it as their `parent`."""
     state = request.app.state
-    names = [state.model_name, *loaded_adapters(state.engine)]
+    names = [state.model_name, *adapters.loaded_adapters(state.engine)]
     return {"object": "list", "data": [_model_card(request, name) for name in names]}
 
 
@@ -104,7 +107,7 @@ def find_adapter(request: Request, name: str | None) -> str | None:
     own = request.app.state.model_name
     if name in (None, own):
         return None
-    if name not in (adapter_of := loaded_adapters(request.app.state.engine)):
+    if name not in (adapter_of := adapters.loaded_adapters(request.app.state.engine)):
         known = " and ".join(map(ascii, [own, *list(adapter_of)[:10]]))
         raise APIError(404, f"There is no model {name!a}; this server runs {known}.", "model", "model_not_found")
     return name

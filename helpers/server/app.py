@@ -28,6 +28,7 @@ def make_app(
     pace: float = 0.0,
     max_body: int = 2**20,
     allowed_hosts: Iterable[str] | None = None,
+    adapter_folder: str | None = None,
     connect: Callable[[EngineCore, int, float], EngineClient] | None = None,
     add_addresses: Callable[[FastAPI], None] | None = None,
 ) -> FastAPI:
@@ -38,6 +39,7 @@ def make_app(
         model_name, max_queue, deadline, api_key, pace: as on the command line (`ServerOptions`).
         max_body: the most bytes in a request's body.
         allowed_hosts: the names and addresses, without ports, by which clients may call the server; None for any.
+        adapter_folder: the folder below which clients may load adapters while the server runs; None for nowhere.
         connect: makes the client of an engine that runs elsewhere, from `engine`, `max_queue` and `pace`; an
             `EngineThread` if omitted.
         add_addresses: adds further addresses to the application.
@@ -57,7 +59,7 @@ def make_app(
     state, metrics = app.state, ServerMetrics(engine_client)
     state.engine, state.engine_client, state.metrics = engine, engine_client, metrics
     state.live_view, state.started = LiveView(engine_client), int(time.time())
-    state.model_name, state.deadline = model_name, deadline
+    state.model_name, state.deadline, state.adapter_folder = model_name, deadline, adapter_folder
     # The last one that is added sees a request first.
     app.add_middleware(BodyLimit, limit=max_body)
     if api_key is not None:

@@ -18,6 +18,7 @@ from typing import Any
 from ..engine import EngineCore, RequestOutput, SamplingParams
 from ..server.output_delta import OutputDelta
 from .engine_client import EngineClient
+from .http_errors import EngineFailed
 from .snapshot import take_snapshot
 from .worker_thread import WorkerThread
 
@@ -60,6 +61,28 @@ class EngineThread(EngineClient):
             await asyncio.get_running_loop().run_in_executor(None, self._worker.end)
         self.engine.outputs.output_type = RequestOutput
         self.prompt_tokenizer.shutdown()
+
+    async def run(self, function: Callable[[], None]) -> None:
+        """Run a function on the engine's thread, between two iterations.
+
+        Raises:
+            Exception: that of the function.
+            EngineFailed: the engine has stopped.
+        """
+        done: Future = Future()
+
+        def task() -> None:
+            try:
+                done.set_result(function())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._inbox.put(task)
+        while not done.done():
+            if not self.alive:
+                raise EngineFailed("The engine has stopped, and the server must be restarted.")
+            await asyncio.wait([asyncio.wrap_future(done)], timeout=1)
+        done.result()
 
     def _send(
         self, engine_id: str, token_ids: list[int], params: SamplingParams, priority: int, **options: Any

@@ -29,6 +29,7 @@ class ServerOptions(EngineOptions, ConnectionOptions):
         dtype: the type of the weights.
         weights: store linear layers as integers of 8 or 4 bits.
         adapters: LoRA adapters to load, each as NAME=FOLDER; clients choose one by its name in `model`.
+        adapter_folder: a folder below which clients may load more adapters while the server runs; none if omitted.
         host: the address to listen on; the default is for this machine only.
         port: the port to listen on, 0 for a free one.
         api_key: the key that clients must send; the environment's COURSE_API_KEY, if any, if omitted.
@@ -49,6 +50,7 @@ class ServerOptions(EngineOptions, ConnectionOptions):
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Parameter(group=MODEL)] = "float32"
     weights: Annotated[Literal["int8", "int4"] | None, Parameter(group=MODEL)] = None
     adapters: Annotated[list[str] | None, Parameter(group=MODEL, consume_multiple=True, negative_iterable=())] = None
+    adapter_folder: Annotated[str | None, Parameter(group=MODEL)] = None
     host: Annotated[str, Parameter(group=ACCESS)] = "127.0.0.1"
     port: Annotated[int, Parameter(group=ACCESS)] = 8000
     api_key: Annotated[str | None, Parameter(group=ACCESS)] = field(
@@ -75,6 +77,8 @@ class ServerOptions(EngineOptions, ConnectionOptions):
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < math.inf:
                 raise ValueError(f"--{name} must be a number of seconds, not {seconds}.")
+        if self.adapter_folder is not None and not Path(self.adapter_folder).is_dir():
+            raise ValueError(f"--adapter-folder {self.adapter_folder} is no folder.")
         # What these refuse is refused before a model is loaded.
         _ = self.engine_config, self.connection_limits, self.folder_of_adapters
 
@@ -109,7 +113,7 @@ class ServerOptions(EngineOptions, ConnectionOptions):
     @property
     def app_options(self) -> dict[str, Any]:
         """The options of `make_app`."""
-        names = ("model_name", "max_queue", "deadline", "api_key", "pace")
+        names = ("model_name", "max_queue", "deadline", "api_key", "pace", "adapter_folder")
         return {name: getattr(self, name) for name in names} | {
             "allowed_hosts": allowed_hosts(self.host, self.allowed_host),
         }

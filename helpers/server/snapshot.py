@@ -3,14 +3,10 @@
 import itertools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..engine import EngineCore
 from ..server.output_delta import OutputDelta
 from ..trace import TracedPass
-
-if TYPE_CHECKING:
-    from ..features.adapters.peft_folder import Adapter
 
 MAX_NAMED = 100  # waiting sequences whose labels a snapshot holds
 
@@ -60,9 +56,3 @@ def take_snapshot(engine: EngineCore, stepped: bool = True) -> Snapshot:
         blocks.used if blocks else 0,
         blocks.cached if blocks else 0,
     )
-
-
-def loaded_adapters(engine: EngineCore) -> dict[str, "Adapter"]:
-    """Return the adapters that new requests can name, by name. Any thread may ask."""
-    features = getattr(engine.validator, "features", ())  # a simulator's validator has none
-    return {name: adapter for one in features if one.name == "adapters" for name, adapter in dict(one.loaded).items()}
