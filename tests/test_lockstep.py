@@ -129,6 +129,8 @@ def test_a_resumed_output_is_the_one_without_a_break(embedded, kind):
             assert resumed.new_text == output.text
             assert resumed.finish_reason == output.finish_reason
             assert [set(one) for one in resumed.new_logprobs] == [set(one) for one in output.logprobs]
+            assert (resumed.prompt_logprobs is None) == (output.prompt_logprobs is None)
+            assert len(resumed.prompt_logprobs or []) == len(output.prompt_logprobs or [])
 
 
 @pytest.mark.parametrize("kills", [{}, {0: 0}, {1: 0}], ids=str)

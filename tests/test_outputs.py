@@ -13,6 +13,7 @@ from helpers.server.output_delta import OutputDelta
 def test_a_delta_holds_only_what_is_new_and_deltas_join_to_the_whole():
     collector, one = OutputCollector(), Sequence("a", [1, 2], 9)
     one.detokenizer, one.logprobs = SimpleNamespace(text=""), []
+    one.request.notes["prompt_logprobs"] = prompt_logprobs = [None, {2: -1.0}]
     collector.output_type = OutputDelta
     collector.add(one)
     deltas = []
@@ -30,7 +31,9 @@ def test_a_delta_holds_only_what_is_new_and_deltas_join_to_the_whole():
     assert [delta.new_token_ids for delta in deltas] == [[ord("x")], [ord("y"), ord("z")], []]
     assert [len(delta.new_logprobs) for delta in deltas] == [1, 2, 0]
     assert [delta.num_tokens for delta in deltas] == [1, 3, 3]
+    assert [delta.prompt_logprobs for delta in deltas] == [prompt_logprobs, None, None]
     whole = OutputDelta.join(deltas)
     assert (whole.new_text, whole.new_logprobs, whole.num_tokens) == ("xyz", one.logprobs, 3)
     assert (whole.new_token_ids, whole.finish_reason) == (one.token_ids[2:], "abort")
+    assert whole.prompt_logprobs == prompt_logprobs
     assert OutputDelta.join(deltas[:1]) == deltas[0]

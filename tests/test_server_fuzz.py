@@ -91,6 +91,8 @@ plausible = {
     "min_tokens": st.integers(0, 3),
     "allowed_token_ids": st.lists(st.integers(0, 1864), max_size=3),
     "bad_words": st.lists(st.text(max_size=3), max_size=3),
+    "echo": st.booleans(),
+    "prompt_logprobs": st.integers(0, 21),
 }
 
 
@@ -99,7 +101,9 @@ plausible = {
 @example(content={"prompt": [*range(300)], "repetition_penalty": 0.01, "temperature": 5e-324, "top_p": 5e-324})
 @example(content={"prompt": "a", "repetition_penalty": 100, "min_p": 1.0, "logprobs": 20})
 @example(content={"prompt": "a", "seed": 2**63 - 1, "n": 9})
+@example(content={"prompt": [*range(300)], "max_tokens": 0, "echo": True, "logprobs": 20, "stream": True})
 @example(content={"prompt": "a", "logit_bias": {str(id): -100 for id in range(1864)}, "bad_words": ["a"] * 1000})
+@example(content={"prompt": [[5] * 512, [300]], "max_tokens": 0, "prompt_logprobs": 20, "echo": True})
 @settings(quick, max_examples=200)
 def test_nearly_right_requests(client, content):
     assert_valid(client.post("/v1/completions", json={"prompt": "The fox", "max_tokens": 2} | content))

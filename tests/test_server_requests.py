@@ -92,7 +92,7 @@ def test_a_message_of_a_response_can_be_sent_again_as_a_dictionary(server):
 
 
 UNSUPPORTED = [
-    ("suffix", "the end"), ("best_of", 2), ("echo", True),
+    ("suffix", "the end"), ("best_of", 2),
     ("functions", []), ("reasoning_effort", "low"),
     ("audio", {}), ("modalities", ["text"]), ("prediction", {}), ("max_token", 5),
     ("best", 1), ("a[0].b", 1), ("Temperature", 1), ("", 1), ("höhe", 1), ("use_beam_search", False),
@@ -114,7 +114,7 @@ def test_an_unsupported_parameter_is_refused_by_name(server, name, value):
 WRONG = [
     ("prompt", ""), ("prompt", []), ("prompt", [""]), ("prompt", [[]]), ("prompt", None), ("prompt", 5),
     ("prompt", ["a", 5]), ("prompt", [[1], "a"]), ("prompt", [-1]), ("prompt", [True]),
-    ("max_tokens", 0), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", True),
+    ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", True),
     ("temperature", -0.1), ("temperature", 2.1), ("temperature", "hot"), ("temperature", True),
     ("top_p", 0), ("top_p", 1.1), ("min_p", 2), ("top_k", -1), ("top_k", 0.5), ("n", 0), ("n", "2"),
     ("repetition_penalty", 0), ("repetition_penalty", 1e-300), ("repetition_penalty", 1e300),
@@ -124,6 +124,7 @@ WRONG = [
     ("stop_token_ids", 5), ("stop_token_ids", [-1]), ("min_tokens", -1), ("allowed_token_ids", []),
     ("bad_words", "a"), ("bad_words", ["a"] * 1001), ("bad_words", ["x" * 257]), ("ignore_eos", "no"),
     ("logprobs", -1), ("logprobs", 21), ("logprobs", True), ("priority", "high"), ("deadline", 0), ("model", 5),
+    ("echo", "yes"), ("prompt_logprobs", -1), ("prompt_logprobs", 21),
 ]  # fmt: skip
 
 
@@ -141,6 +142,8 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_parameter(server, name, v
         ({"max_tokens": 600}, "3 prompt tokens and max_tokens 600, 603 in all, but the model's context is 512"),
         ({"prompt": "a fox " * 600}, "context is 512: shorten the prompt"),
         ({"prompt": [5, 10**6]}, "Token ids must be integers from 0 to"),
+        ({"max_tokens": 0}, "set max_tokens to at least 1, or prompt_logprobs to score the prompt"),
+        ({"max_tokens": 0, "echo": True, "n": 2, "temperature": 1}, "all 2 outputs would be empty"),
         ({"min_tokens": 9}, "min_tokens is 9, more than max_tokens, 8"),
         ({"logit_bias": {"1864": 1}}, "token ids in logit_bias must be from 0 to 1863, not 1864"),
         ({"stop_token_ids": [1864]}, "token ids in stop_token_ids must be from 0 to 1863"),
@@ -171,6 +174,8 @@ def test_a_wrong_chat_is_refused_with_the_name_of_its_parameter(server):
         ({"max_tokens": 3, "max_completion_tokens": 3}, None, "give one of them"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
+        ({"echo": True}, "echo", "does not know the parameter 'echo'"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs", "does not know the parameter"),
         ({"top_logprobs": 3}, None, "set logprobs to true"),
         ({"messages": [{"role": "user", "content": ""}]}, None, "has no tokens"),
         ({"logprobs": 3}, "logprobs", "boolean"),

@@ -17,6 +17,7 @@ from .formats import ChatFormatter, CompletionFormatter
 from .http_errors import APIError
 from .protocol import ChatRequest, CompletionRequest, Pace
 from .responses import EVENT_STREAM, OutputResponse, respond, while_connected
+from .text_offsets import EchoedPrompt
 
 PAGE = Path(__file__).parent / "page"
 
@@ -70,12 +71,17 @@ async def generate(
     adapter = find_adapter(request, body.model)
     seconds = state.deadline if body.deadline is None else body.deadline
     try:
-        submitting = state.engine_client.submit(formatter.id, prompts, body.params, body.priority, seconds, adapter)
+        params = body.params
+        submitting = state.engine_client.submit(formatter.id, prompts, params, body.priority, seconds, adapter)
         stream, token_ids = await while_connected(request, submitting)
     except ValueError as error:
         raise APIError(400, str(error)) from error
     prompt_tokens = sum(map(len, token_ids))
     state.metrics.prompt_tokens.inc(prompt_tokens)
+    if getattr(body, "echo", False):
+        pairs = zip(prompts, token_ids, strict=True)
+        echoes = [EchoedPrompt(prompt, ids, state.engine.tokenizer) for prompt, ids in pairs]
+        formatter.echoes = [echo for echo in echoes for _ in range(params.n)]
     return await respond(request, stream, formatter, prompt_tokens, bool(body.stream), body.include_usage)
 
 

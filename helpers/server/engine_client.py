@@ -124,7 +124,7 @@ class EngineClient(ABC):
         try:
             validated = await self.prompt_tokenizer.validate(prompts, params)
             self.refuse_if_unable(0)  # the server may have begun to drain
-            reserved = self.output_budget.reserve(most_values((most for _, most in validated), params))
+            reserved = self.output_budget.reserve(most_values(validated, params))
         except BaseException:
             self.num_in_flight -= num_sequences
             raise

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..detokenizer import REPLACEMENT_CHARACTER
 from ..server.output_delta import OutputDelta
+from .text_offsets import EchoedPrompt, TextOffsets
 
 DONE = "data: [DONE]\n\n"
 
@@ -35,6 +36,9 @@ class CompletionFormatter:
         tokenizer: spells single tokens, for log-probabilities.
         num_logprobs: how many of the most probable tokens to report beside each token; used for chats only, since a
             completion reports all that the engine returns.
+
+    Attributes:
+        echoes: the prompt of each choice, if the choices begin with it; otherwise empty.
     """
 
     id: str
@@ -42,6 +46,8 @@ class CompletionFormatter:
     tokenizer: Any
     num_logprobs: int | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    echoes: list[EchoedPrompt] = field(default_factory=list)
+    _offsets: dict[int, TextOffsets] = field(default_factory=dict)  # by choice, where its next tokens begin
     response_type = "text_completion"
     chunk_type = "text_completion"
 
@@ -65,22 +71,43 @@ class CompletionFormatter:
         return about | {"choices": choices}
 
     def _choice(self, choice: int, output: OutputDelta) -> dict[str, Any]:
-        return self._entry(choice, output, {"text": output.new_text})
+        echo = self._echo(choice, output)
+        entry = self._entry(choice, output, {"text": echo.text + output.new_text if echo else output.new_text})
+        if output.prompt_logprobs is None:
+            return entry
+        return entry | {"prompt_logprobs": [one and self._named(one) for one in output.prompt_logprobs]}
 
     _delta = _choice
 
     def _entry(self, choice: int, output: OutputDelta, content: dict[str, Any]) -> dict[str, Any]:
-        logprobs = None if output.new_logprobs is None else self._logprobs(output)
+        logprobs = None if output.new_logprobs is None else self._logprobs(choice, output)
         return {"index": choice} | content | {"logprobs": logprobs, "finish_reason": output.finish_reason}
 
-    def _logprobs(self, output: OutputDelta) -> dict[str, Any]:
+    def _logprobs(self, choice: int, output: OutputDelta) -> dict[str, Any]:
         """Return the log-probabilities of the new tokens, each beside those of the most probable tokens."""
-        ids, logprobs = output.new_token_ids, output.new_logprobs
+        ids, logprobs, offsets = output.new_token_ids, output.new_logprobs, []
+        start = len(self.echoes[choice].text) if self.echoes else 0
+        new_offsets = self._offsets.setdefault(choice, TextOffsets(self.tokenizer, start)).push(ids)
+        if echo := self._echo(choice, output):
+            ids, logprobs, offsets = echo.token_ids + ids, output.prompt_logprobs + logprobs, echo.offsets
         return {
             "tokens": [self.token_text(id) for id in ids],
-            "token_logprobs": [one[id] for id, one in zip(ids, logprobs, strict=True)],
-            "top_logprobs": [{self.token_text(id): one[id] for id in _best_first(one)} for one in logprobs],
+            "token_logprobs": [one and one[id] for id, one in zip(ids, logprobs, strict=True)],
+            "top_logprobs": [one and {self.token_text(id): one[id] for id in _best_first(one)} for one in logprobs],
+            "text_offset": offsets + new_offsets,
         }
+
+    def _echo(self, choice: int, output: OutputDelta) -> EchoedPrompt | None:
+        """Return the prompt that an output of a choice begins with, if any."""
+        return self.echoes[choice] if self.echoes and _is_first(output) else None
+
+    def _named(self, logprobs: dict[int, float]) -> dict[str, dict[str, Any]]:
+        """Return log-probabilities in vLLM's format."""
+        return {str(id): {"logprob": logprob, "decoded_token": self.token_text(id)} for id, logprob in logprobs.items()}
+
+    def brings_prompt(self, output: OutputDelta) -> bool:
+        """Return whether an output comes with a whole prompt or its log-probabilities, which are slow to format."""
+        return _is_first(output) and (bool(self.echoes) or output.prompt_logprobs is not None)
 
     def token_text(self, token_id: int) -> str:
         """Return a token's text. Part of a character is spelled as in the vocabulary, which keeps such parts apart."""
@@ -98,11 +125,10 @@ class ChatFormatter(CompletionFormatter):
         return self._entry(choice, output, {"message": {"role": "assistant", "content": output.new_text}})
 
     def _delta(self, choice: int, output: OutputDelta) -> dict[str, Any]:
-        is_first = output.num_tokens == len(output.new_token_ids)
-        role = {"role": "assistant"} if is_first else {}
+        role = {"role": "assistant"} if _is_first(output) else {}
         return self._entry(choice, output, {"delta": role | {"content": output.new_text}})
 
-    def _logprobs(self, output: OutputDelta) -> dict[str, Any]:
+    def _logprobs(self, choice: int, output: OutputDelta) -> dict[str, Any]:
         content = []
         for id, logprobs in zip(output.new_token_ids, output.new_logprobs, strict=True):
             top = [self.token_entry(best, logprobs[best]) for best in _best_first(logprobs)[: self.num_logprobs]]
@@ -114,6 +140,11 @@ class ChatFormatter(CompletionFormatter):
         text = self.token_text(token_id)
         is_text = REPLACEMENT_CHARACTER not in self.tokenizer.decode([token_id])
         return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if is_text else None}
+
+
+def _is_first(output: OutputDelta) -> bool:
+    """Return whether a choice begins with this output."""
+    return output.num_tokens == len(output.new_token_ids)
 
 
 def _best_first(logprobs: dict[int, float]) -> list[int]:

@@ -48,7 +48,8 @@ class OutputBudget:
         self.num_reserved -= num_values
 
 
-def most_values(max_tokens: Iterable[int], params: SamplingParams) -> int:
-    """Return how many values a response can have, for the most tokens to generate for each prompt."""
+def most_values(requests: Iterable[tuple[list[int], int]], params: SamplingParams) -> int:
+    """Return how many values a response can have, for the token ids of each prompt and the most tokens to generate."""
     per_token = 1 if params.logprobs is None else 2 + params.logprobs
-    return params.n * sum(max_tokens) * per_token
+    per_prompt_token = 0 if params.prompt_logprobs is None else 1 + params.prompt_logprobs
+    return params.n * sum(len(ids) * per_prompt_token + max_tokens * per_token for ids, max_tokens in requests)

@@ -21,6 +21,7 @@ class OutputDelta:
         new_text, new_token_ids: what was added since the previous delta with this index.
         new_logprobs: for each new token, the requested log-probabilities by token id; None if none were requested.
         num_tokens: how many tokens the output has so far, the new ones included.
+        prompt_logprobs: as in `RequestOutput`, in the first delta of an output; None in the others.
     """
 
     request_id: Hashable
@@ -31,6 +32,7 @@ class OutputDelta:
     num_tokens: int
     finish_reason: str | None
     error: str | None = None
+    prompt_logprobs: list[dict[int, float] | None] | None = None
 
     @classmethod
     def of(cls, sequence: Sequence, num_tokens: int, num_characters: int) -> "OutputDelta":
@@ -44,6 +46,7 @@ class OutputDelta:
             sequence.generated,
             sequence.finish_reason,
             sequence.error,
+            None if num_tokens else sequence.request.notes.get("prompt_logprobs"),
         )
 
     @classmethod
@@ -57,6 +60,7 @@ class OutputDelta:
             new_logprobs=None
             if last.new_logprobs is None
             else [logprobs for delta in deltas for logprobs in delta.new_logprobs],
+            prompt_logprobs=deltas[0].prompt_logprobs,
         )
 
     def __reduce__(self):

@@ -3,8 +3,8 @@
 Every parameter that is accepted works, and any other one is refused by name. Types are strict ("5" is not a number): a
 server that guesses hides the mistakes of its users. docs/server.md says what each parameter does.
 
-Beyond OpenAI's parameters: those of `SamplingParams` that OpenAI's API lacks (SHARED), `priority` (the smaller, the
-more urgent, for the policy "priority") and `deadline` (in seconds).
+Beyond OpenAI's parameters: those of `SamplingParams` that OpenAI's API lacks (SHARED), `prompt_logprobs` for
+completions, `priority` (the smaller, the more urgent, for the policy "priority") and `deadline` (in seconds).
 """
 
 import math
@@ -92,6 +92,7 @@ class _Request(Strict):
         """The engine's parameters. Raises ValueError for a combination that makes no sense."""
         temperature = 1.0 if self.temperature is None else self.temperature
         given = {"temperature": temperature, "max_tokens": self.max_new_tokens, "logprobs": self.num_logprobs}
+        given["prompt_logprobs"] = self.num_prompt_logprobs
         for name in SHARED:
             if (value := getattr(self, name)) is not None:
                 given[name] = value
@@ -103,7 +104,10 @@ class CompletionRequest(_Request):
     """`POST /v1/completions`: continue one prompt or several."""
 
     prompt: Text | TokenIds | Several[Text] | Several[TokenIds]
+    max_tokens: int | None = _bounded("max_tokens")
     logprobs: int | None = _bounded("logprobs", le=MAX_LOGPROBS)
+    echo: bool | None = None
+    prompt_logprobs: int | None = _bounded("prompt_logprobs", le=MAX_LOGPROBS)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -119,6 +123,13 @@ class CompletionRequest(_Request):
     def num_logprobs(self) -> int | None:
         """How many of the best tokens to report beside each token; None for no log-probabilities at all."""
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the tokens of the prompt, which an echo reports, too."""
+        if self.prompt_logprobs is not None or not self.echo:
+            return self.prompt_logprobs
+        return 0 if self.max_tokens == 0 and self.logprobs is None else self.logprobs
 
 
 class ChatRequest(_Request):
@@ -146,6 +157,11 @@ class ChatRequest(_Request):
     def num_logprobs(self) -> int | None:
         """How many of the best tokens to report beside each token; None for no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def num_prompt_logprobs(self) -> None:
+        """A chat reports nothing about its prompt."""
+        return None
 
 
 class Pace(Strict):

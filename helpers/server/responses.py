@@ -1,7 +1,7 @@
 """A request's outputs as an HTTP response: one JSON body, or a stream of server-sent events.
 
-A body with log-probabilities may have megabytes. It is formatted on another thread, so that no long call keeps the
-event loop from running.
+A body with log-probabilities or prompts may have megabytes. It is formatted on another thread, so that no long call
+keeps the event loop from running.
 
 The headers of a stream, too, wait for the first token, so an error before it has a status of its own. An error after
 it is the stream's last event.
@@ -50,7 +50,7 @@ async def respond(
             outputs = await while_connected(request, collect_outputs(stream))
             completion_tokens = sum(output.num_tokens for output in outputs)
             body = partial(formatter.response, outputs, usage(prompt_tokens, completion_tokens))
-            if all(output.new_logprobs is None for output in outputs):
+            if all(output.new_logprobs is None and not formatter.brings_prompt(output) for output in outputs):
                 return Response(body(), media_type="application/json")
             cleanup.pop_all()  # the response closes the stream
             return OutputResponse(stream, made_in_thread(body), "application/json")
@@ -81,10 +81,17 @@ async def events(
 ) -> AsyncIterator[str]:
     """Yield an event for each output. An error becomes the last event."""
     completion_tokens = len(first[1].new_token_ids)
+
+    async def event(choice: int, output: OutputDelta) -> str:
+        is_slow = formatter.brings_prompt(output)
+        return server_sent_event(
+            await asyncio.to_thread(formatter.chunk, choice, output) if is_slow else formatter.chunk(choice, output)
+        )
+
     try:
-        yield server_sent_event(formatter.chunk(*first))
+        yield await event(*first)
         async for choice, output in stream:
-            yield server_sent_event(formatter.chunk(choice, output))
+            yield await event(choice, output)
             completion_tokens += len(output.new_token_ids)
     except Exception as error:
         yield server_sent_event(to_api_error(error).detail)
