@@ -6,12 +6,10 @@ What clients get, whether they stay or leave, is in test_server.py and test_serv
 
 import asyncio
 import threading
-import traceback
 
 import pytest
 
 from helpers.server.http_errors import EngineFailed, QueueFull, ShuttingDown
-from helpers.server.output_delta import OutputDelta
 from helpers.server.response_stream import choice_name
 from helpers.server.snapshot import MAX_NAMED
 from helpers.server.worker_thread import WorkerThread
@@ -77,17 +75,6 @@ async def test_a_snapshot_of_a_long_queue_has_its_length_and_its_first_names():
         assert [choice_name(label) for label in longest.waiting] == [f"r/{first + n}" for n in range(MAX_NAMED)]
 
 
-@in_loop
-async def test_steps_of_several_passes_are_seen_whole():
-    """Padded execution prefills new requests in a pass of their own."""
-    async with running(max_queue=10, trace_length=2) as thread:
-        await asyncio.gather(*[texts(await submit(thread, "ab", 3, str(n))) for n in range(5)])
-        starts = [one.start for _, snapshot in thread.seen for one in snapshot.passes]
-        assert starts == sorted(set(starts)) and len(thread.engine.trace.passes) == 2
-        tokens = [row.new_tokens for _, seen in thread.seen for one in seen.passes for row in one.row_steps]
-        assert sum(tokens) == 15
-
-
 # --- faults ---------------------------------------------------------------------------------------------------------
 
 
@@ -109,39 +96,6 @@ async def test_a_request_that_the_engine_refuses_late_fails_alone():
             await texts(bad)
         assert await texts(good) == {0: "bc"}
         await wait_until(lambda: is_empty(thread))
-
-
-@in_loop
-async def test_a_crashing_thread_accepts_no_request(monkeypatch):
-    """Reporting the error takes the thread a moment; a request that it accepted meanwhile would wait forever."""
-    crashing, crash = threading.Event(), threading.Event()
-    monkeypatch.setattr(traceback, "print_exc", lambda: crashing.set() or crash.wait(PATIENCE))
-    async with running() as thread:
-        thread.engine.step = lambda: (_ for _ in ()).throw(GeneratorExit)
-        with pytest.raises(EngineFailed):
-            await texts(await submit(thread))
-        await wait_until(crashing.is_set)
-        assert not thread._running.done()
-        try:
-            with pytest.raises(EngineFailed):
-                await submit(thread)
-        finally:
-            crash.set()
-
-
-@in_loop
-async def test_a_reader_that_is_cancelled_while_a_token_arrives_is_cancelled():
-    """asyncio.wait_for would lose the cancellation (Python 3.11), and wait for a request that has been aborted."""
-    for deadline in (None, 100.0):
-        async with running(shut=True) as thread:
-            stream = await submit(thread, max_tokens=5, deadline=deadline)
-            reading = asyncio.ensure_future(texts(stream))
-            await asyncio.sleep(0)  # now it waits for an output
-            stream.put(OutputDelta("r", 0, "c", [1], None, 1, None))
-            await asyncio.sleep(0)
-            reading.cancel()
-            await asyncio.wait([reading], timeout=PATIENCE / 2)
-            assert reading.done()
 
 
 @in_loop

@@ -33,8 +33,8 @@ from helpers.load_test import (
     texts,
     token_ids,
 )
-from helpers.load_test.__main__ import LoadOptions, _draw, main
-from helpers.load_test.client import ChunkReader, EventStream
+from helpers.load_test.__main__ import main
+from helpers.load_test.client import ChunkReader
 from helpers.load_test.sweep import table
 from helpers.request import Request
 from tests.support.serving import PATIENCE, wait_until
@@ -195,21 +195,6 @@ def test_prompts_have_their_length_and_no_beginning_in_common():
 # --- one response ----------------------------------------------------------------------------------------------------
 
 
-def test_events_are_the_same_wherever_the_network_splits_them():
-    sent = (
-        'data: {"text": "Grüße, 世界 🙂"}\r\n\r\n: a comment\n\nevent: x\ndata:two\ndata: lines\n\n\ndata: [DONE]\n\n'
-    )
-    sent = sent.encode()
-    expected = ['{"text": "Grüße, 世界 🙂"}', "two\nlines", "[DONE]"]
-    for first in range(len(sent) + 1):
-        for second in range(first, len(sent) + 1, 7):
-            stream = EventStream()
-            parts = sent[:first], sent[first:second], sent[second:]
-            assert [event for part in parts for event in stream.feed(part)] == expected
-    stream = EventStream()
-    assert [event for number in range(len(sent)) for event in stream.feed(sent[number : number + 1])] == expected
-
-
 def read(*chunks):
     reader = ChunkReader()
     for number, chunk in enumerate(chunks):
@@ -262,12 +247,6 @@ def test_the_chunks_that_hold_tokens_count(chunks, times, tokens):
 def test_counts_alone_or_an_error_that_is_a_plain_text_are_no_response(chunks, message):
     with pytest.raises(ValueError, match=message):
         read(*chunks)
-
-
-def test_the_time_per_output_token_uses_the_servers_count():
-    result = RequestResult(0, arrival=1.0, token_times=[2.0, 3.0], sent=1.0, ended=3.1, output_tokens=5)
-    assert (result.ttft, result.itl, result.e2e, result.tpot) == (1.0, [1.0], 2.0, 0.25)
-    assert RequestResult(0, 0.0, [1.0], 0.0, 1.0, output_tokens=1).tpot is None
 
 
 # --- no coordinated omission -----------------------------------------------------------------------------------------
@@ -376,22 +355,6 @@ def test_a_request_is_what_openai_clients_send():
     assert {"messages": [{"role": "user", "content": "Look"}], "max_tokens": 3, **shared} in stub.bodies
 
 
-def test_the_warm_up_is_sent_before_and_left_out():
-    with Stub(pause=0.01) as stub:
-        result = run_load(stub.url, some(8), rate=100, warm_up=3)
-    assert {body["prompt"] for body in stub.bodies[:3]} == {prompt for prompt, _ in some(3)}
-    assert {body["prompt"] for body in stub.bodies[3:]} == {prompt for prompt, _ in some(8)[3:]}
-    assert len(result.requests) == 5 and result.requests[0].arrival == 0
-
-
-def test_it_works_where_an_event_loop_is_running():
-    async def cell():
-        return run_load(stub.url, some(3), users=3)
-
-    with Stub() as stub:
-        assert len(asyncio.run(cell()).ok) == 3
-
-
 # --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
@@ -399,9 +362,7 @@ def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
     messages = {
         "refused": "429: the queue is full",
         "broken": "500: Internal Server Error",
-        "no stream": "no token",
         "slow": "timed out after 2 s",
-        "nonsense": "JSON",
         "error event": "the engine stopped",
         "hangs": "timed out after 2 s",
         "disconnects": "Client|Error",
@@ -415,13 +376,9 @@ def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
             return web.json_response(error, status=429, headers={"Retry-After": "3"})
         if kind == "broken":
             return web.Response(text="Internal  Server\nError", status=500)
-        if kind == "no stream":
-            return web.json_response({"choices": [{"text": "all at once"}]})
         if kind == "slow":
             await asyncio.sleep(PATIENCE)
         response = await stub.headers(request)
-        if kind == "nonsense":
-            await response.write(b"data: {nonsense\n\n")
         await stub.say(response, "word")
         if kind == "error event":
             await stub.event(response, {"error": {"message": "the engine stopped"}})
@@ -450,7 +407,7 @@ def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
     assert stub.gone == 2  # requests that time out disconnect
     assert result.duration >= 1.99
     assert result.request_throughput == 1 / result.duration
-    assert "10: 1 ok, 1 refused, 8 failed" in str(result) and "2 not completed: timed out after 2 s" in str(result)
+    assert "8: 1 ok, 1 refused, 6 failed" in str(result) and "2 not completed: timed out after 2 s" in str(result)
 
 
 def test_figures_without_a_completed_request():
@@ -462,7 +419,7 @@ def test_figures_without_a_completed_request():
         with pytest.raises(ValueError, match="no capacity: 429: full"):
             capacity(stub.url, lambda number: some(4))
     assert result.goodput == result.request_throughput == result.output_throughput == 0
-    assert result.summary()["ttft"] == {"p50": None, "p95": None, "p99": None}
+    assert result.percentile("ttft", 50) is None
     assert "4: 0 ok, 4 refused, 0 failed" in str(result)
     assert "knee" not in table([result])
 
@@ -477,7 +434,7 @@ def test_figures_without_a_completed_request():
         ({"rate": 1, "cv": -1}, "cv is"),
         ({"users": 0}, "users is"),
         ({"rate": 1, "timeout": 0}, "timeout"),
-        ({"rate": 1, "warm_up": 3}, "at least one request must be measured"),
+        ({"rate": 1, "requests": []}, "no requests to send"),
         ({"rate": 1, "limits": {"itl": 1}}, "no limit 'itl'"),
         ({"rate": 1, "url": "localhost:8000"}, "looks like http"),
         ({"rate": 1, "model": "other"}, "no model 'other'; it has stub"),
@@ -490,22 +447,12 @@ def test_an_invalid_setting_is_an_error_before_anything_is_sent(settings, messag
         assert stub.bodies == []
 
 
-@pytest.mark.parametrize("listed", ["[]", '{"data": 5}', '{"data": [{}]}', "<html>"])
-def test_a_server_of_another_kind_is_an_error(monkeypatch, listed):
-    async def other(self, request):
-        return web.Response(text=listed)
-
-    monkeypatch.setattr(Stub, "_list", other)
-    with Stub() as stub, pytest.raises(ConnectionError, match="not OpenAI-compatible"):
-        run_load(stub.url, some(1), 1)
-
-
 def test_a_server_that_is_absent_or_requires_a_key_is_an_error():
     with Stub(key="secret") as stub:
         with pytest.raises(PermissionError, match="API key"):
             run_load(stub.url, some(1), 1)
         result = run_load(stub.url, some(1), 1, api_key="secret")
-        assert len(result.ok) == 1 and "secret" not in json.dumps(result.as_dict())
+        assert len(result.ok) == 1
     with pytest.raises(ConnectionError, match="No server answers at"):
         run_load(stub.url, some(1), 1)
     with Stub(models=()) as stub:
@@ -529,9 +476,13 @@ def test_the_figures_are_the_servers_pauses():
     assert result.output_throughput * result.duration == pytest.approx(30)
     assert result.goodput == result.request_throughput
     assert "6 ok" in str(result) and "with e2e <= 30 s, ttft <= 30 s (100% of all)" in str(result)
-    saved = json.loads(json.dumps(result.as_dict()))
-    assert (saved["settings"]["seed"], saved["settings"]["model"]) == (5, "stub")
-    assert [len(request["token_times"]) for request in saved["requests"]] == [5] * 6
+    assert [len(request.token_times) for request in result.requests] == [5] * 6
+
+
+def test_the_timeline_of_a_request_shows_its_latencies():
+    picture = plots.request_timeline(RequestResult(0, 1.0, [1.2, 1.25, 1.4], 1.01, 1.4, output_tokens=3))
+    assert "3 chunks of tokens, sent after 10 ms: TTFT 200 ms; E2E 400 ms; longest gap (ITL) 150 ms." in picture.alt
+    assert "TTFT 200 ms; E2E 200 ms." in plots.request_timeline(RequestResult(0, 1.0, [1.2], 1.0, 1.2)).alt
 
 
 def made(rate, e2e, throughput):
@@ -539,6 +490,11 @@ def made(rate, e2e, throughput):
     end = 10 / throughput
     requests = [RequestResult(n, end - e2e, [end - e2e / 2, end], end - e2e, end, output_tokens=2) for n in range(10)]
     return LoadResult({"rate": rate}, requests)
+
+
+def test_a_table_of_a_sweep_marks_the_knee():
+    results = [made(1, 1, 1), made(4, 1.1, 4), made(8, 1.5, 6), made(16, 4, 6.8)]
+    assert ["<- knee" in line for line in table(results).splitlines()] == [False, False, False, True, False]
 
 
 def test_a_sweep_of_a_server_with_two_lanes_finds_its_capacity_and_overload():
@@ -561,53 +517,28 @@ def test_a_sweep_of_a_server_with_two_lanes_finds_its_capacity_and_overload():
     assert len(set(asked[-7:])) == 7
 
 
-# --- pictures --------------------------------------------------------------------------------------------------------
-
-
-def test_a_table_and_a_picture_of_a_sweep_mark_the_knee(tmp_path):
-    results = [made(1, 1, 1), made(4, 1.1, 4), made(8, 1.5, 6), made(16, 4, 6.8)]
-    assert ["<- knee" in line for line in table(results).splitlines()] == [False, False, False, True, False]
-    _draw(results, LoadOptions(sweep=[1, 4, 8, 16], picture=str(tmp_path / "out.svg")))
-    assert "knee of p50 at 12 and 1.5" in (tmp_path / "out.svg").read_text()
-
-
-def test_the_timeline_of_a_request_shows_its_latencies():
-    picture = plots.request_timeline(RequestResult(0, 1.0, [1.2, 1.25, 1.4], 1.01, 1.4, output_tokens=3))
-    assert "3 chunks of tokens, sent after 10 ms: TTFT 200 ms; E2E 400 ms; longest gap (ITL) 150 ms." in picture.alt
-    assert "TTFT 200 ms; E2E 200 ms." in plots.request_timeline(RequestResult(0, 1.0, [1.2], 1.0, 1.2)).alt
-
-
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
-def test_the_command_line_measures_writes_and_draws(tmp_path, capsys):
-    files = ["--json", str(tmp_path / "out.json"), "--picture", str(tmp_path / "out.svg")]
-    options = ["--requests", "6", "--warm-up", "2", "--prompt", "fixed:30", "--output", "uniform:2-4", "--ignore-eos"]
+def test_the_command_line_measures(capsys):
+    options = ["--requests", "6", "--prompt", "fixed:40", "--output", "uniform:2-4", "--body", '{"ignore_eos": true}']
     with Stub() as stub:
-        assert main(["--url", stub.url, "--rate", "100", *options, "--limit", "ttft=5", *files]) == 0
-    measured = stub.bodies[1:]  # the first request measures the tokens per word
-    assert len(measured) == 8
-    assert {prompt_tokens(body) for body in measured} == {30}
-    assert all(2 <= body["max_tokens"] <= 4 and body["ignore_eos"] for body in measured)
+        assert main(["--url", stub.url, "--rate", "100", *options, "--limit", "ttft=5"]) == 0
+    assert {prompt_tokens(body) for body in stub.bodies} == {45}, "30 words, and the stub has 3 tokens for 2 words"
+    assert all(2 <= body["max_tokens"] <= 4 and body["ignore_eos"] for body in stub.bodies)
     output = capsys.readouterr()
     assert "6: 6 ok" in output.out and "with ttft <= 5 s (100% of all)" in output.out
     assert output.err == ""
-    assert json.loads((tmp_path / "out.json").read_text())["summary"]["ok"] == 6
-    assert "each of 6 requests" in (tmp_path / "out.svg").read_text()
 
 
-def test_the_command_line_sweeps_with_new_texts_of_the_same_lengths(tmp_path, capsys):
-    files = ["--json", str(tmp_path / "out.json"), "--picture", str(tmp_path / "out.svg")]
+def test_the_command_line_sweeps_with_new_texts_of_the_same_lengths(capsys):
     with Stub(pause=0.001) as stub:
-        assert main(["--url", stub.url, "--sweep", "50", "100", "--requests", "5", "--mix", "write", *files]) == 0
-    first, second = stub.bodies[1:6], stub.bodies[6:]
+        assert main(["--url", stub.url, "--sweep", "50", "100", "--requests", "5", "--mix", "write"]) == 0
+    first, second = stub.bodies[:5], stub.bodies[5:]
     for key, same in ("max_tokens", True), ("prompt", False):
         one, other = (sorted(body[key] for body in bodies) for bodies in (first, second))
         assert (one == other) is same
     assert capsys.readouterr().out.count("<- knee") == 1
-    results = json.loads((tmp_path / "out.json").read_text())["results"]
-    assert [result["settings"]["rate"] for result in results] == [50, 100]
-    assert "knee of p50 at" in (tmp_path / "out.svg").read_text()
 
 
 def test_the_command_line_as_a_closed_loop_of_chats_and_with_token_ids(capsys):
@@ -615,7 +546,7 @@ def test_the_command_line_as_a_closed_loop_of_chats_and_with_token_ids(capsys):
         options = ["--url", stub.url, "--requests", "4", "--output", "fixed:2"]
         assert main([*options, "--closed", "2", "--chat", "--body", '{"temperature": 1}']) == 0
         assert main([*options, "--rate", "100", "--prompt", "fixed:9", "--token-ids"]) == 0
-    chats, ids = stub.bodies[1:5], stub.bodies[5:]
+    chats, ids = stub.bodies[:4], stub.bodies[4:]
     assert all(body["messages"] and body["temperature"] == 1 for body in chats)
     assert [len(body["prompt"]) for body in ids] == [9] * 4
     assert "2 users" in capsys.readouterr().out
@@ -623,7 +554,7 @@ def test_the_command_line_as_a_closed_loop_of_chats_and_with_token_ids(capsys):
 
 def test_a_failed_request_is_the_exit_status_and_a_refused_one_is_not(capsys):
     async def handle(stub, request, body, status):
-        if len(stub.bodies) == 3:
+        if len(stub.bodies) == 2:
             return web.json_response({"error": {"message": "no"}}, status=status)
         return await stub.respond(request, body)
 
@@ -640,12 +571,9 @@ def test_a_failed_request_is_the_exit_status_and_a_refused_one_is_not(capsys):
         (["--chat", "--token-ids"], "cannot be combined with --chat"),
         (["--output", "gauss:5"], "There is no distribution 'gauss:5'; there are fixed:N, uniform:LOW-HIGH"),
         (["--limit", "ttft=soon"], "not 'ttft=soon'"),
-        (["--picture", "out.png"], "end the file name with .svg"),
         (["--body", "[]"], "give a JSON object"),
-        (["--body", "{"], "give a JSON object"),
         (["--requests", "0"], "--requests is at least 1"),
         (["--model", "other"], "The server has no model 'other'; it has stub"),
-        (["--json", "no/such/folder/out.json"], "no/such/folder"),
     ],
 )
 def test_a_bad_setting_is_an_error_of_one_line(capsys, argv, message):
@@ -653,15 +581,6 @@ def test_a_bad_setting_is_an_error_of_one_line(capsys, argv, message):
         main(["--url", stub.url, *argv])
     (error,) = capsys.readouterr().err.splitlines()
     assert end.value.code == 2 and error.startswith("python -m helpers.load_test: ") and message in error
-
-
-def test_a_rejected_trial_request_is_an_error(capsys):
-    async def refuse(stub, request, body):
-        return web.json_response({"error": {"message": "no field ignore_eos"}}, status=400)
-
-    with Stub(key="secret", handle=refuse) as stub, pytest.raises(SystemExit):
-        main(["--url", stub.url, "--api-key", "secret"])
-    assert "400: no field ignore_eos" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to send")

@@ -102,43 +102,12 @@ def test_with_static_batching_finished_rows_are_shown_until_their_batch_ends(win
         expect(page.locator("article[data-state=done]")).to_have_count(24)
 
 
-def test_more_sends_than_connections_wait_for_their_turn(window, server):
-    page = window(server)
-    with slow_motion(page):
-        for _ in range(6):
-            send(page, STORY, max_tokens="40")
-        expect(busy(page)).to_have_count(4)
-        for _ in range(5):  # iterations
-            expect(page.locator("#iterations")).not_to_have_text(page.locator("#iterations").text_content())
-        assert busy(page).count() == 4  # a connection is left to change the speed
-    expect(page.locator("article[data-state=done]")).to_have_count(6)
-
-
 def test_other_clients_are_shown_too_and_a_refusal_with_its_reason(window, server):
     page = window(server, expect_errors="status of 400")
     completion(server, STORY, 3)
     expect(page.locator("#iterations")).not_to_have_text("0")
     send(page, STORY, max_tokens="1000")
     expect(page.locator(".state")).to_contain_text("failed (400): The request has")
-
-
-def test_the_timeline_can_be_frozen(window, server):
-    page = window(server)
-    freeze = page.get_by_role("button", name="Freeze the timeline")
-    with slow_motion(page, "20 ms per iteration"):
-        send(page, STORY, max_tokens="100")
-        expect(busy(page)).to_have_count(1)
-        expect(page.locator("#frozen")).to_be_hidden()
-        freeze.click()
-        expect(freeze).to_have_attribute("aria-pressed", "true")
-        expect(page.locator("#frozen")).to_have_text("The timeline is frozen; the engine goes on.")
-        frozen, iterations = painted(page), page.locator("#iterations").text_content()
-        expect(page.locator("#iterations")).not_to_have_text(iterations)
-        assert painted(page) == frozen
-    freeze.click()
-    expect(page.locator("#frozen")).to_be_hidden()
-    expect(page.locator(".state")).to_contain_text("done")
-    assert painted(page) != frozen
 
 
 def test_every_kind_of_work_and_a_gap_are_drawn(window, server):
@@ -231,13 +200,13 @@ def test_the_keyboard_is_enough(window, server):
     with slow_motion(page):
         reached = []
         page.evaluate("document.activeElement.blur()")
-        for _ in range(12):
+        for _ in range(10):
             page.keyboard.press("Tab")
             reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
             outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
             assert outline == "solid", f"{reached[-1]} does not show that it has the focus"
         form = ["prompts", "max-tokens", "temperature", "Send", "burst", "Send a burst", "pace"]
-        assert reached == [*form, "view", "freeze", "/docs", "/metrics", "curl"]
+        assert reached == [*form, "view", "/metrics", "curl"]
 
         page.get_by_label("Prompts, one per line").focus()
         page.keyboard.press("Control+a")
@@ -245,7 +214,7 @@ def test_the_keyboard_is_enough(window, server):
         page.keyboard.press("Control+Enter")
         expect(busy(page)).to_have_count(1)
         page.get_by_label("Prompts, one per line").focus()
-        for _ in range(9):
+        for _ in range(8):
             page.keyboard.press("Tab")
         expect(page.get_by_role("button", name="Stop")).to_be_focused()
         page.keyboard.press("Enter")

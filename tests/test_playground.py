@@ -109,31 +109,6 @@ def test_a_fleet_is_what_the_command_beside_it_prints(name, capsys):
         assert f"{shown['busy']:.0%}" in printed[shown["name"]]
 
 
-def test_a_failed_replica_has_no_load_until_another_one_takes_its_place():
-    shown = playground_fleet.run({"failure": 40, "rate": 20}, 2)
-    picture = shown["pictures"][0]
-    begin, end = picture["missing"]
-    seen = list(zip(picture["times"], picture["values"], strict=True))
-    while_missing = [load for time, load in seen if begin < time <= end]
-    assert end - begin == pytest.approx(playground_fleet.START_SECONDS)
-    assert any(load for _, load in seen) and len(while_missing) > 20 and set(while_missing) == {0}
-    requests = sum(picture["requests"] for picture in shown["pictures"])
-    assert requests == playground_fleet.DEFAULTS["requests"] + shown["moved"]
-
-
-def test_an_autoscaled_fleet_shows_the_load_and_the_number_of_each_kind_of_replica():
-    shown = playground_fleet.run({"scaling": "autoscaled", "target": 4, "prefills": 2, "failure": 50}, 3)
-    names = [f"{one['name']} ({one['unit']})" for one in shown["pictures"]]
-    prefill, prefills, decode, decodes = shown["pictures"]
-    assert shown["name"] == "1..2:1..3" and 2 < shown["mean_size"] < 5
-    kinds = "prefill all (tokens)", "prefill number (replicas)", "decode all (tokens)", "decode number (replicas)"
-    assert tuple(names) == kinds
-    assert prefill["requests"] == playground_fleet.DEFAULTS["requests"]
-    assert decode["requests"] == prefill["requests"] + shown["moved"] and shown["moved"] > 0
-    assert max(prefills["values"]) == 2 and max(decodes["values"]) == 3
-    assert prefills["values"][-1] == decodes["values"][-1] == 0 and decodes["times"][-1] == shown["seconds"]
-
-
 def test_the_files_on_the_site_are_enough_to_run_the_engine_and_a_fleet(tmp_path):
     zipfile.ZipFile(io.BytesIO(playground_files.course_zip())).extractall(tmp_path)
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import playground; print(len(playground.run()))"
@@ -219,14 +194,6 @@ def test_a_visitor_steps_through_an_example_and_sees_queue_rows_blocks_and_count
     assert marked_examples(page) == ["Chunked prefill (lesson 5)"]
 
 
-@pytest.mark.slow
-def test_the_first_example_plays_by_itself_and_needs_no_scrolling(playground_page):
-    page = playground_page(reduced_motion="no-preference", viewport={"width": 1366, "height": 768})
-    page.get_by_role("button", name="Pause").wait_for()
-    page.wait_for_function("document.querySelectorAll('.pg-column').length > 2")
-    assert page.locator("#pg-panel-timeline").bounding_box()["y"] < 600
-
-
 def as_shown(result):
     """Return a run's result with times to compare: another processor may round the last digit differently."""
     if isinstance(result, dict):
@@ -269,12 +236,6 @@ def test_a_visitor_sizes_a_fleet_by_keyboard_on_a_phone(playground_page):
     loads = page.get_by_role("region", name="Outstanding tokens of each replica").get_by_role("row").all_inner_texts()
     for line, picture in zip(loads[1:], shown["pictures"], strict=True):
         assert f"{max(picture['values']):,}" in line and str(picture["requests"]) in line
-    page.get_by_label("number of replicas").select_option("autoscaled")
-    status.get_by_text("1..2 replicas are too few").wait_for()
-    regions = {"Fleets by size": ["1..1", "1..2"], "Outstanding tokens of each replica": ["all", "number"]}
-    for region, names in regions.items():
-        lines = page.get_by_role("region", name=region).get_by_role("row").all_inner_texts()[1:]
-        assert [line.split()[0] for line in lines] == names
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)

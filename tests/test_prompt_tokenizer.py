@@ -9,9 +9,7 @@ import pytest
 from conftest import random_pair
 
 from helpers import Engine, EngineConfig
-from helpers.server.chat import PER_MESSAGE, ChatPrompt, Message
 from helpers.server.prompt_tokenizer import LONG
-from helpers.server.tools import Tool
 from tests.support.gated_thread import in_loop, is_empty, running, submit, texts
 from tests.support.gated_thread import wait_until as wait_in_loop
 from tests.support.serving import (
@@ -25,7 +23,6 @@ from tests.support.serving import (
     serving,
     wait_until,
 )
-from tests.test_token_length import CountingTokenizer
 
 
 @in_loop
@@ -40,7 +37,7 @@ async def test_a_short_request_does_not_wait_while_long_ones_are_tokenized():
             return validate(prompt, params)
 
         thread.engine.validator.validate = slow
-        long = [asyncio.ensure_future(submit(thread, ["a" * LONG], 2, str(n))) for n in range(3)]
+        long = [asyncio.ensure_future(submit(thread, [[1] * LONG], 2, str(n))) for n in range(3)]
         long.append(asyncio.ensure_future(submit(thread, ["a"], 2, "words", bad_words=["b"] * 1000)))
         await wait_in_loop(begun.is_set)
         assert await texts(await submit(thread, "a", 2)) == {0: "bc"}
@@ -52,40 +49,17 @@ async def test_a_short_request_does_not_wait_while_long_ones_are_tokenized():
         assert is_empty(thread)
 
 
-def test_a_chat_of_many_short_messages_is_as_long_as_one_of_long_messages():
-    parts = [{"type": "text", "text": "ab"}, {"type": "text", "text": "c"}]
-    messages = [Message(role="user", content="12345"), Message(role="assistant", content=parts)]
-    assert len(ChatPrompt(messages, None, print)) - len(ChatPrompt(messages[:1], None, print)) == 3 + PER_MESSAGE
-    assert len(ChatPrompt([Message(role="user", content="")] * 1000, None, print)) > LONG, "a template adds to each"
-
-
-def test_a_chat_is_as_long_as_its_tools_and_calls_and_names():
-    long = "x" * LONG
-    function = {"name": "f", "description": long}
-    tools = [Tool(type="function", function=function)]
-    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": long}}]
-    for message in (
-        {"role": "user", "content": "", "name": long},
-        {"role": "assistant", "tool_calls": calls},
-        {"role": "tool", "content": "", "tool_call_id": long},
-    ):
-        assert len(ChatPrompt([Message(**message)], None, print)) > LONG
-    assert len(ChatPrompt([Message(role="user", content="")], None, print, tools)) > LONG
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
-def test_the_prompts_of_clients_that_have_left_are_not_tokenized(path):
+def test_the_prompts_of_clients_that_have_left_are_not_tokenized():
     with serving() as server:
         tokenizer, tokenized, proceed = server.thread.prompt_tokenizer, [], threading.Event()
-        for name in ("_validate", "_tokenize"):
-            function = getattr(tokenizer, name)
+        validate = tokenizer._validate
 
-            def slow(prompts, *others, tokenize=function):
-                tokenized.extend(prompts)
-                assert proceed.wait(PATIENCE)
-                return tokenize(prompts, *others)
+        def slow(prompts, *others):
+            tokenized.extend(prompts)
+            assert proceed.wait(PATIENCE)
+            return validate(prompts, *others)
 
-            setattr(tokenizer, name, slow)
+        tokenizer._validate = slow
 
         def num_tasks() -> int:
             return server.evaluate(lambda: len(server.server.server_state.tasks))
@@ -93,7 +67,7 @@ def test_the_prompts_of_clients_that_have_left_are_not_tokenized(path):
         try:
             leaving = []
             for prompt in "abc":
-                leaving.append(RawConnection.posting(server, {"prompt": prompt}, path))
+                leaving.append(RawConnection.posting(server, {"prompt": prompt}))
                 wait_until(lambda: num_tasks() == len(leaving) and tokenized == ["a"])
             for connection in leaving:
                 connection.close()
@@ -101,9 +75,23 @@ def test_the_prompts_of_clients_that_have_left_are_not_tokenized(path):
             assert server.num_in_flight() == 0
         finally:
             proceed.set()
-        assert post(server, path, prompt="d").status_code == 200
+        assert post(server, prompt="d").status_code == 200
         assert tokenized == ["a", "d"]
         server.assert_empty()
+
+
+class CountingTokenizer:
+    """A tokenizer that counts the characters of the texts that it tokenizes."""
+
+    def __init__(self, tokenizer):
+        self._tokenizer, self.characters = tokenizer, 0
+
+    def __call__(self, text, **options):
+        self.characters += len(text)
+        return self._tokenizer(text, **options)
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
 
 
 @pytest.mark.parametrize("template", [None, "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"])
@@ -118,7 +106,7 @@ def test_megabytes_that_the_context_cannot_hold_are_refused_before_they_are_toke
         for path, sent in (("/v1/completions", body(text)), ("/v1/chat/completions", chat)):
             response = httpx.post(server.url + path, json=sent, timeout=PATIENCE)
             message = error_of((response.status_code, response.json()), 400)["message"]
-            assert "characters are at least 2096" in message and "context is 128" in message
+            assert "than the model's context has, 128: shorten the prompt" in message
         assert engine.tokenizer.characters == 0
         server.assert_empty()
 

@@ -6,7 +6,6 @@ import json
 import httpx
 import pytest
 
-from helpers import Engine, EngineConfig
 from helpers.command_line import parse
 from helpers.server import __main__ as command
 from helpers.server.options import allowed_hosts, name_of
@@ -18,8 +17,7 @@ LOOPBACK = allowed_hosts("127.0.0.1", None)
 
 @pytest.fixture(scope="module")
 def server():
-    options = {"api_key": KEY, "allowed_hosts": LOOPBACK, "allowed_origins": ["https://page.example"]}
-    with serving(max_body=10_000, **options) as server:
+    with serving(max_body=10_000, api_key=KEY, allowed_hosts=LOOPBACK) as server:
         yield server
         server.assert_empty()
 
@@ -39,7 +37,7 @@ def status_before_any_body(server, host="127.0.0.1", key=KEY, length=5000, path=
 
 def test_host_key_and_length_are_checked_before_the_body_is_read_in_this_order(server):
     wrong = {"host": "evil.example", "key": "wrong", "length": 10**9}
-    assert status_before_any_body(server, **wrong) == 403
+    assert status_before_any_body(server, **wrong) == 400
     assert status_before_any_body(server, **wrong | {"host": "localhost"}) == 401
     assert status_before_any_body(server, length=10**9) == 413
     assert status_before_any_body(server, key="wrong", path="/no/such/address") == 401
@@ -48,17 +46,15 @@ def test_host_key_and_length_are_checked_before_the_body_is_read_in_this_order(s
 def test_only_this_machines_own_names_are_allowed_so_dns_rebinding_reads_nothing(server):
     for host in ("127.0.0.1", "localhost:8000", "LOCALHOST", "[::1]", "[::1]:80", "127.0.0.1:1"):
         assert httpx.get(server.url + "/health", headers={"Host": host}).status_code == 200, host
-    others = "evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "[", "::1", ""
+    others = "evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "[", ""
     for host, path in itertools.product(others, ("/", "/health", "/v1/models", "/events", "/page/page.js")):
         response = httpx.get(server.url + path, headers={"Host": host, "Authorization": f"Bearer {KEY}"})
-        message = error_of(response, 403)["message"]
-        assert "--allowed-host" in message and host.removesuffix(":8000") in message
-        assert ":8000" not in message, "the option takes a name without a port"
+        assert (response.status_code, response.text) == (400, "Invalid host header")
 
 
 def test_other_names_can_be_allowed(monkeypatch):
     with serving(allowed_hosts=allowed_hosts("127.0.0.1", ["Inside.Example"])) as own:
-        for host, status in (("inside.example:80", 200), ("localhost", 200), ("other.example", 403)):
+        for host, status in (("inside.example:80", 200), ("localhost", 200), ("other.example", 400)):
             assert httpx.get(own.url + "/health", headers={"Host": host}).status_code == status
     assert allowed_hosts("127.0.0.1", ["*"]) is None
     assert allowed_hosts("0.0.0.0", None) is None, "its names are not known"
@@ -66,85 +62,7 @@ def test_other_names_can_be_allowed(monkeypatch):
     assert parse(command.command, ["--allowed-host", "a", "--allowed-host", "b"]).allowed_host == ["a", "b"]
 
 
-# --- pages of other origins -----------------------------------------------------------------------------------------
-
-
-def test_pages_of_an_allowed_origin_may_use_the_server_and_no_others(server):
-    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
-    for origin, allowed in (("https://page.example", True), ("https://other.example", False)):
-        preflight = httpx.options(server.url + "/v1/completions", headers={"Origin": origin} | asked)
-        assert preflight.status_code == (200 if allowed else 400), "asked for without the key"
-        for headers, status in (({"Authorization": f"Bearer {KEY}"}, 200), ({}, 401)):
-            response = httpx.post(
-                server.url + "/v1/completions", json=body(OWL, 1), headers=headers | {"Origin": origin}
-            )
-            assert response.status_code == status
-            granted = response.headers.get("access-control-allow-origin")
-            assert granted == (origin if allowed else None)
-    assert response.headers.get("access-control-allow-credentials") is None
-    assert parse(command.command, ["--allowed-origin", "*"]).allowed_origin == ["*"]
-
-
-# --- addresses ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def plain():
-    with serving() as server:
-        yield server
-
-
-@pytest.mark.parametrize(
-    "path", ["/", "/health", "/v1/models", "/v1/models/tiny-model", "/metrics", "/version", "/docs", "/openapi.json",
-             "/page/page.js", "/events"],
-)  # fmt: skip
-def test_head_gives_the_headers_of_get_without_a_body(plain, path):
-    head = httpx.head(plain.url + path)
-    assert (head.status_code, head.content) == (200, b"")
-    with httpx.stream("GET", plain.url + path) as response:
-        assert head.headers["content-type"] == response.headers["content-type"]
-        assert path != "/version" or json.loads(response.read()) == {"version": "0.1.0"}
-    assert httpx.head(plain.url + "/v1/completions").status_code == 405, "as for GET"
-    plain.assert_empty()
-
-
-def test_tokenize_returns_the_tokens_of_a_prompt_or_a_chat(plain, embedded):
-    tokenizer = embedded[1]
-    ids = tokenizer(OWL)["input_ids"]
-    chat = [{"role": "user", "content": OWL}]
-    wanted = {"count": len(ids), "max_model_len": 512, "tokens": ids, "token_strs": None}
-    for sent in ({"prompt": OWL}, {"messages": chat, "model": "tiny-model"}):
-        assert post(plain, "/tokenize", **sent).json() == wanted
-    spelled = post(plain, "/tokenize", prompt=OWL, return_token_strs=True).json()["token_strs"]
-    assert spelled == tokenizer.convert_ids_to_tokens(ids)
-    assert post(plain, "/tokenize", prompt=OWL * 200).json()["count"] > 512, "longer than the context"
-
-
-@pytest.mark.parametrize(
-    ("sent", "status", "message"),
-    [
-        ({}, 400, "Give either prompt or messages"),
-        ({"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, 400, "Give either prompt or messages"),
-        ({"prompt": ""}, 400, "prompt"),
-        ({"prompt": "a", "model": "gpt-5"}, 404, "this server runs 'tiny-model'"),
-        ({"prompt": "x" * 10**6}, 400, "at least 76924 tokens"),
-        ({"prompt": "a", "add": 1}, 400, "'add'"),
-    ],
-)
-def test_what_tokenize_refuses(plain, sent, status, message):
-    assert message in error_of(post(plain, "/tokenize", **sent), status)["message"]
-
-
-def test_the_reference_works_without_a_network(plain):
-    page = httpx.get(plain.url + "/docs")
-    assert page.headers["content-type"].startswith("text/html") and "//" not in page.text.replace("</", "")
-    for text in ("POST /v1/completions", "POST /tokenize", "GET /health", "max_tokens", "0 takes the best token"):
-        assert text in page.text
-    assert "<script" not in page.text and "default-src 'none'" in page.headers["content-security-policy"]
-    assert httpx.get(plain.url + "/page/page.css").status_code == 200
-
-
-# --- the name of the model, and too few blocks ----------------------------------------------------------------------
+# --- the name of the model, and the length of a body ------------------------------------------------------------------
 
 
 def test_a_model_is_called_by_the_name_of_its_folder(tmp_path):
@@ -155,15 +73,6 @@ def test_a_model_is_called_by_the_name_of_its_folder(tmp_path):
     assert name_of(None) == name_of("") == "tiny-model"
     for option in ("--served-model-name", "--name"):
         assert parse(command.command, [option, "mine"]).served_model_name == "mine"
-
-
-def test_too_few_blocks_for_the_context_are_a_warning_that_says_how_many_are_enough(recwarn):
-    with pytest.warns(UserWarning, match="holds 16 tokens, prompt and output together.* --blocks to at least 32"):
-        command._warn_if_memory_is_small(Engine(config=EngineConfig(num_blocks=1)))
-    recwarn.clear()
-    command._warn_if_memory_is_small(Engine(config=EngineConfig(num_blocks=32)))
-    command._warn_if_memory_is_small(Engine(config=EngineConfig(execution="padded")))
-    assert not recwarn.list
 
 
 def test_too_long_a_body_is_413_whatever_length_it_claims():

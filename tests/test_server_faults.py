@@ -65,18 +65,6 @@ def test_a_full_queue_is_429_before_any_header_of_a_stream():
         server.assert_empty()
 
 
-def test_a_full_server_refuses_a_request_before_it_has_read_the_body():
-    with gated(max_queue=0) as (server, gate):
-        requests = send_in_order(server, body(OWL, 2), body(OWL, 2))
-        for path in ("/v1/completions", "/v1/chat/completions"):
-            connection = RawConnection(server, f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n".encode())
-            assert b" 429 " in connection.read_until(b"queue_full")
-            connection.close()
-        assert httpx.get(server.url + "/v1/models").status_code == 200
-        gate.open()
-        assert [request.outcome[0] for request in requests] == [200, 200]
-
-
 @slow
 def test_the_priority_decides_which_request_leaves_the_queue_first():
     with gated(config={"policy": "priority", "max_batch_size": 1}) as (server, gate):

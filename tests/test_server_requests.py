@@ -65,25 +65,11 @@ def test_a_parameter_does_what_it_does_in_the_engine(server, embedded, settings,
     assert [choice["message"]["content"] for choice in response["choices"]] == [output.text for output in outputs]
 
 
-WITH_HOT = ({}, {"top_p": 0.4}, {"top_k": 2}, {"min_p": 0.3}, {"frequency_penalty": 2})
-
-
-def test_the_settings_of_the_test_above_make_a_difference():
-    """Otherwise that test would prove nothing."""
-    settings = [{}, {"stop": ("owl",)}, {"stop": ("the", "named")}, {"repetition_penalty": 2.0}]
-    settings += [{"presence_penalty": -2}, {"bad_words": ("owl", "was")}]
-    settings += [{"stop_token_ids": (OWL_TOKEN,)}, {"allowed_token_ids": tuple(range(400, 900))}]
-    settings += [HOT | one for one in WITH_HOT]
-    assert len({expected(OWL, 16, **one).text for one in settings}) == len(settings)
-    assert len(expected(FOX, 30, ignore_eos=True).token_ids) == 30 > len(expected(FOX, 30).token_ids)
-
-
 NEUTRAL = {
-    "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "me", "echo": False, "suffix": None,
-    "stop_token_ids": [], "min_tokens": 0, "allowed_token_ids": None, "bad_words": [], "prompt_logprobs": None,
-    "best_of": 1, "stop": [], "stream": False, "n": 1, "top_k": 0, "min_p": 0, "priority": 3, "deadline": 60,
+    "frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "user": "me",
+    "stop_token_ids": [], "min_tokens": 0, "allowed_token_ids": None, "bad_words": [],
+    "stop": [], "stream": False, "n": 1, "top_k": 0, "min_p": 0, "priority": 3, "deadline": 60,
     "model": "tiny-model", "seed": None, "logprobs": None, "stream_options": None,
-    "safety_identifier": "me", "prompt_cache_key": "a", "service_tier": "auto", "store": False, "metadata": {"a": "b"},
 }  # fmt: skip
 
 
@@ -91,12 +77,8 @@ def test_values_that_change_nothing_are_accepted(server):
     for name, value in NEUTRAL.items():
         response = post(server, **body(OWL, 5, **{name: value})).raise_for_status()
         assert text_of_response(response.json()) == expected(OWL, 5).text
-    both = {"best_of": 2, "n": 2, "temperature": 1}
-    assert post(server, **body(OWL, 5) | both).status_code == 200
     chat = {"messages": [{"role": "user", "content": OWL}], "max_tokens": 5, "temperature": 0, "top_logprobs": None}
-    only_completions = ("echo", "suffix", "best_of", "prompt_logprobs")
-    neutral = {name: value for name, value in NEUTRAL.items() if name not in only_completions}
-    response = post(server, "/v1/chat/completions", **chat | neutral).raise_for_status()
+    response = post(server, "/v1/chat/completions", **chat | NEUTRAL).raise_for_status()
     assert response.json()["choices"][0]["message"]["content"] == expected(OWL, 5).text
 
 
@@ -105,13 +87,13 @@ def test_a_message_of_a_response_can_be_sent_again_as_a_dictionary(server):
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
         create = functools.partial(client.chat.completions.create, model="tiny-model", max_tokens=5)
         message = create(messages=[said]).choices[0].message
-        for again in (message, message.to_dict(), message.model_dump(), message.model_dump() | {"annotations": []}):
+        for again in (message, message.to_dict(), message.model_dump()):
             assert create(messages=[said, again, said]).choices[0].message.content
 
 
 UNSUPPORTED = [
     ("suffix", "the end"), ("best_of", 2),
-    ("functions", []), ("metadata", {"a": 1}), ("reasoning_effort", "low"),
+    ("functions", []), ("reasoning_effort", "low"),
     ("audio", {}), ("modalities", ["text"]), ("prediction", {}), ("max_token", 5),
     ("best", 1), ("a[0].b", 1), ("Temperature", 1), ("", 1), ("höhe", 1), ("use_beam_search", False),
 ]  # fmt: skip
@@ -131,25 +113,18 @@ def test_an_unsupported_parameter_is_refused_by_name(server, name, value):
 
 WRONG = [
     ("prompt", ""), ("prompt", []), ("prompt", [""]), ("prompt", [[]]), ("prompt", None), ("prompt", 5),
-    ("prompt", ["a", 5]), ("prompt", [1, "a"]), ("prompt", [[1], "a"]), ("prompt", [-1]), ("prompt", [1.5]),
-    ("prompt", {"text": "a"}), ("prompt", [True]),
+    ("prompt", ["a", 5]), ("prompt", [[1], "a"]), ("prompt", [-1]), ("prompt", [True]),
     ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", True),
-    ("temperature", -0.1), ("temperature", 2.1), ("temperature", "hot"), ("temperature", True), ("temperature", [1]),
-    ("top_p", 0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 2), ("top_k", -1), ("top_k", 0.5), ("n", 0), ("n", "2"),
+    ("temperature", -0.1), ("temperature", 2.1), ("temperature", "hot"), ("temperature", True),
+    ("top_p", 0), ("top_p", 1.1), ("min_p", 2), ("top_k", -1), ("top_k", 0.5), ("n", 0), ("n", "2"),
     ("repetition_penalty", 0), ("repetition_penalty", 1e-300), ("repetition_penalty", 1e300),
-    ("seed", -1), ("seed", 2**63), ("seed", "x"), ("stop", ""), ("stop", [""]), ("stop", 5), ("stop", ["x"] * 17),
-    ("stop", "x" * 257), ("stop", ["x" * 257]),
-    ("stream", "yes"), ("stream", 1), ("stream_options", {"other": 1}), ("stream_options", []),
-    ("presence_penalty", -2.1), ("presence_penalty", "1"), ("frequency_penalty", 2.1), ("frequency_penalty", True),
-    ("logit_bias", []), ("logit_bias", {"5": 101}), ("logit_bias", {"5": "1"}), ("logit_bias", {"-1": 1}),
-    ("logit_bias", {"x": 1}), ("logit_bias", {"": 1}), ("logit_bias", {"1.0": 1}), ("logit_bias", {"5": None}),
-    ("stop_token_ids", 5), ("stop_token_ids", [-1]), ("stop_token_ids", ["5"]), ("stop_token_ids", [True]),
-    ("min_tokens", -1), ("min_tokens", 1.5), ("min_tokens", "5"), ("allowed_token_ids", []),
-    ("allowed_token_ids", [1.5]), ("bad_words", "a"), ("bad_words", [""]), ("bad_words", ["a"] * 1001),
-    ("bad_words", ["x" * 257]), ("bad_words", [5]), ("echo", "yes"), ("echo", 1),
-    ("prompt_logprobs", -1), ("prompt_logprobs", 21), ("prompt_logprobs", True),
-    ("logprobs", -1), ("logprobs", 21), ("logprobs", True), ("ignore_eos", "no"), ("ignore_eos", 1),
-    ("priority", "high"), ("priority", 1.5), ("deadline", 0), ("deadline", -1), ("deadline", 1e9), ("model", 5),
+    ("seed", -1), ("seed", 2**63), ("stop", ""), ("stop", [""]), ("stop", ["x"] * 17), ("stop", "x" * 257),
+    ("stream", "yes"), ("stream", 1), ("stream_options", {"other": 1}), ("presence_penalty", -2.1),
+    ("logit_bias", []), ("logit_bias", {"5": 101}), ("logit_bias", {"5": "1"}), ("logit_bias", {"x": 1}),
+    ("stop_token_ids", 5), ("stop_token_ids", [-1]), ("min_tokens", -1), ("allowed_token_ids", []),
+    ("bad_words", "a"), ("bad_words", ["a"] * 1001), ("bad_words", ["x" * 257]), ("ignore_eos", "no"),
+    ("logprobs", -1), ("logprobs", 21), ("logprobs", True), ("priority", "high"), ("deadline", 0), ("model", 5),
+    ("echo", "yes"), ("prompt_logprobs", -1), ("prompt_logprobs", 21),
 ]  # fmt: skip
 
 
@@ -167,7 +142,7 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_parameter(server, name, v
         ({"max_tokens": 600}, "3 prompt tokens and max_tokens 600, 603 in all, but the model's context is 512"),
         ({"prompt": "a fox " * 600}, "context is 512: shorten the prompt"),
         ({"prompt": [5, 10**6]}, "Token ids must be integers from 0 to"),
-        ({"max_tokens": 0}, "set echo or prompt_logprobs to score the prompt"),
+        ({"max_tokens": 0}, "set max_tokens to at least 1, or prompt_logprobs to score the prompt"),
         ({"max_tokens": 0, "echo": True, "n": 2, "temperature": 1}, "all 2 outputs would be empty"),
         ({"min_tokens": 9}, "min_tokens is 9, more than max_tokens, 8"),
         ({"logit_bias": {"1864": 1}}, "token ids in logit_bias must be from 0 to 1863, not 1864"),
@@ -188,9 +163,9 @@ def test_a_request_that_can_never_run_is_refused_with_what_to_do(server, setting
 def test_a_wrong_chat_is_refused_with_the_name_of_its_parameter(server):
     for settings, param, message in (
         ({"messages": []}, "messages", "at least 1"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "'user', 'assistant' or 'tool'"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "'developer', 'user' or 'assistant'"),
         ({"messages": [{"role": "user", "content": "x", "names": "Ann"}]}, "messages", "'messages.0.names'"),
-        ({"messages": [{"role": "user"}]}, "messages", "A message needs content"),
+        ({"messages": [{"role": "user"}]}, "messages", "'messages.0.content' is missing"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
             "messages",
@@ -232,7 +207,6 @@ def test_a_body_of_many_mistakes_is_refused_at_once():
     wrong = [(CompletionRequest, {"prompt": prompt}) for prompt in prompts]
     wrong += [(CompletionRequest, {"prompt": "a"} | {str(number): 1 for number in range(many)})]
     wrong += [(CompletionRequest, {"prompt": "a", "logit_bias": {str(number): "x" for number in range(many)}})]
-    wrong += [(CompletionRequest, {"prompt": "a", "metadata": {str(number): 1 for number in range(many)}})]
     wrong += [(CompletionRequest, {"prompt": "a", "stop": [""] * many})]
     wrong += [(ChatRequest, {"messages": messages}) for messages in (
         [{"role": 1}] * many,

@@ -3,7 +3,6 @@
 lm-evaluation-harness compares texts by such requests (its model `local-completions`); transformers is the judge.
 """
 
-import httpx
 import pytest
 import torch
 
@@ -80,16 +79,12 @@ def test_an_echo_begins_with_the_prompt_and_its_tokens(server, embedded):
 
 
 def test_only_to_score_costs_no_tokens_and_needs_no_log_probabilities(server):
-    generated = server.engine.steps
     response = post(server, prompt=[OWL, FOX], max_tokens=0, echo=True).json()
     assert [choice["text"] for choice in response["choices"]] == [OWL, FOX]
     assert {choice["finish_reason"] for choice in response["choices"]} == {"length"}
     assert [choice["logprobs"] for choice in response["choices"]] == [None, None]
     prompt_tokens = response["usage"]["prompt_tokens"]
     assert response["usage"] == {"prompt_tokens": prompt_tokens, "completion_tokens": 0, "total_tokens": prompt_tokens}
-    assert server.engine.steps > generated
-    metrics = httpx.get(server.url + "/metrics").text
-    assert 'engine_sequences_finished_total{reason="length"}' in metrics
 
 
 def test_prompt_log_probabilities_come_in_the_format_of_vllm(server, embedded):
@@ -143,20 +138,6 @@ def test_a_prompt_whose_last_character_is_incomplete_has_offsets(embedded):
     ids = tokenizer("a🦉")["input_ids"][:-1]
     echo = EchoedPrompt(ids, ids, tokenizer)
     assert echo.text == tokenizer.decode(ids) and echo.offsets == [0] + [1] * (len(ids) - 1)
-
-
-def test_tokenizers_without_offsets_are_decoded_token_by_token(embedded):
-    class Slow:
-        is_fast = False
-
-        def __init__(self, tokenizer):
-            self.decode, self._tokenizer = tokenizer.decode, tokenizer
-
-        def __call__(self, text, add_special_tokens=True):
-            return self._tokenizer(text, add_special_tokens=add_special_tokens)
-
-    ids = embedded[1](OWL)["input_ids"]
-    assert EchoedPrompt(OWL, ids, Slow(embedded[1])).offsets == EchoedPrompt(OWL, ids, embedded[1]).offsets
 
 
 def test_offsets_cover_spaces_that_a_tokenizer_leaves_out_and_special_tokens_that_a_text_does_not_contain():

@@ -6,7 +6,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from ..server.addresses import documented
 from ..server.app import make_app
 from ..server.strict import Strict
 from .fleet_description import FleetDescription
@@ -44,8 +43,8 @@ def make_cluster_app(engine: FleetDescription, connect, **options) -> FastAPI:
 
 def add_addresses(app: FastAPI) -> None:
     """Add the addresses that show and restart the replicas."""
-    app.get("/replicas", responses=documented(401))(replicas)
-    app.post("/replicas/restart", status_code=202, responses=documented(400, 401, 413))(restart)
+    app.get("/replicas")(replicas)
+    app.post("/replicas/restart", status_code=202)(restart)
 
 
 async def replicas(request: Request) -> list[dict[str, Any]]:

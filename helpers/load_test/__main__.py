@@ -4,7 +4,7 @@
     python -m helpers.load_test --rate 4 --cv 3               the same rate in bursts
     python -m helpers.load_test --closed 8                    closed loop: 8 users who wait for their responses
     python -m helpers.load_test --sweep                       rates from idle to overloaded, and the knee
-    python -m helpers.load_test --sweep 1 2 4 --picture out.svg --limit ttft=0.5
+    python -m helpers.load_test --sweep 1 2 4 --limit ttft=0.5
 
 Lengths are in tokens: fixed:N, uniform:LOW-HIGH, exponential:MEAN-MAX or lognormal:MEDIAN-P95-MAX.
 
@@ -12,12 +12,10 @@ The exit status is 0 on success; 1 if a request failed (a refusal is not a failu
 server answers; 130 after Ctrl-C.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -26,12 +24,12 @@ from ..command_line import json_object, latency_limits, make_command, one_value,
 from ..request import Request
 from .load import run_load
 from .report import LoadResult
-from .sweep import knee_of, sweep, table
-from .workload import MIXES, lengths, texts, token_ids, words
+from .sweep import sweep, table
+from .workload import MIXES, lengths, texts, token_ids
 from .workload import parse as parse_lengths
 
 DEFAULT_RATE = 4.0
-ARRIVALS, LENGTHS, FIGURES = "Arrivals", "Lengths", "Figures"
+ARRIVALS, LENGTHS = "Arrivals", "Lengths"
 
 
 def _lengths(spec: str) -> str:
@@ -48,23 +46,19 @@ class LoadOptions:
         model: name of the model on the server; the first one listed if omitted.
         api_key: the server's key; the environment's COURSE_API_KEY, if any, if omitted.
         chat: send chat completions.
-        body: additional fields of each request, a JSON object.
-        ignore_eos: continue past EOS, if the server supports it.
+        body: additional fields of each request, a JSON object such as '{"ignore_eos": true}'.
         timeout: seconds until a request fails.
         rate: requests per second, 4 if omitted.
         closed: instead, this many users who wait for their responses.
         sweep: instead, a series of rates; seven if none is given.
         cv: 0 like a clock, 1 Poisson, above 1 in bursts.
         requests: requests per test.
-        warm_up: requests sent before, not measured.
         seed: of arrivals, lengths and texts.
         mix: lengths of prompts and outputs.
         prompt: prompt lengths, instead of the mix's.
         output: maximum output lengths, instead of the mix's.
         token_ids: send random token ids: exact lengths, meaningless text.
         limit: NAME=SECONDS; count requests within this limit as good; may be repeated.
-        json: a file for all results, including the times of every request.
-        picture: an SVG file for a picture of the results.
 
     Raises:
         ValueError: an option is outside its range, or excludes another one.
@@ -75,33 +69,27 @@ class LoadOptions:
     api_key: str | None = field(default_factory=lambda: os.environ.get("COURSE_API_KEY"))
     chat: Annotated[bool, Parameter(negative=())] = False
     body: Annotated[Any, one_value(json_object)] = None
-    ignore_eos: Annotated[bool, Parameter(negative=())] = False
     timeout: float = 600.0
     rate: Annotated[float | None, Parameter(group=ARRIVALS)] = None
     closed: Annotated[int | None, Parameter(group=ARRIVALS)] = None
     sweep: Annotated[list[float] | None, Parameter(group=ARRIVALS, consume_multiple=True, negative_iterable=())] = None
     cv: Annotated[float, Parameter(group=ARRIVALS)] = 1.0
     requests: Annotated[int, Parameter(group=ARRIVALS)] = 100
-    warm_up: Annotated[int, Parameter(group=ARRIVALS)] = 0
     seed: Annotated[int, Parameter(group=ARRIVALS)] = 0
     mix: Annotated[Literal[*MIXES], Parameter(group=LENGTHS)] = "chat"
     prompt: Annotated[Any, one_value(_lengths), Parameter(group=LENGTHS)] = None
     output: Annotated[Any, one_value(_lengths), Parameter(group=LENGTHS)] = None
     token_ids: Annotated[bool, Parameter(group=LENGTHS, negative=())] = False
-    limit: Annotated[list[str] | None, Parameter(group=FIGURES, negative_iterable=())] = None
-    json: Annotated[str | None, Parameter(group=FIGURES)] = None
-    picture: Annotated[str | None, Parameter(group=FIGURES)] = None
+    limit: Annotated[list[str] | None, Parameter(negative_iterable=())] = None
 
     def __post_init__(self):
         given = [name for name in ("rate", "closed", "sweep") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"--{given[0]} and --{given[1]} exclude each other: give one of them.")
-        if self.requests < 1 or self.warm_up < 0:
-            raise ValueError("--requests is at least 1, and --warm-up at least 0.")
+        if self.requests < 1:
+            raise ValueError(f"--requests is at least 1, not {self.requests}.")
         if self.chat and self.token_ids:
             raise ValueError("--token-ids cannot be combined with --chat: a chat message is text.")
-        if self.picture and not self.picture.endswith(".svg"):
-            raise ValueError(f"--picture writes SVG: end the file name with .svg, unlike {self.picture!r}.")
         _ = self.limits
 
     @property
@@ -112,7 +100,7 @@ class LoadOptions:
     @property
     def server(self) -> dict[str, Any]:
         """The settings of `run_load` that concern the server and what it is sent."""
-        body = {"temperature": 0} | ({"ignore_eos": True} if self.ignore_eos else {}) | (self.body or {})
+        body = {"temperature": 0} | (self.body or {})
         return {name: getattr(self, name) for name in ("model", "api_key", "chat", "timeout")} | {"body": body}
 
 
@@ -121,29 +109,16 @@ command = make_command("helpers.load_test", __doc__, LoadOptions)
 
 def _requests(options: LoadOptions) -> Callable[[int], list[Request]]:
     """Return a function that makes the requests of a test: all tests have the same lengths, but different texts."""
-    count = options.warm_up + options.requests
-    of_mix = MIXES[options.mix]
+    count, of_mix = options.requests, MIXES[options.mix]
     prompt, output = options.prompt or of_mix[0], options.output or of_mix[1]
     prompts, outputs = lengths(prompt, count, [options.seed, 1]), lengths(output, count, [options.seed, 2])
-    if not options.token_ids:
-        ratio = _tokens_per_word(options.url, options.server, 1000 * options.seed + 999)
 
     def make(number: int) -> list[Request]:
         seed = 1000 * options.seed + number
-        contents = token_ids(prompts, seed) if options.token_ids else texts(prompts, ratio, seed)
+        contents = token_ids(prompts, seed) if options.token_ids else texts(prompts, seed=seed)
         return [Request(content, length) for content, length in zip(contents, outputs, strict=True)]
 
     return make
-
-
-def _tokens_per_word(url: str, server: dict[str, Any], seed: int) -> float:
-    """Measure the tokens per word of the server's tokenizer with a request of a hundred words."""
-    stream = words(seed)
-    prompt = " ".join(next(stream) for _ in range(100))
-    (result,) = run_load(url, [(prompt, 1)], users=1, progress=False, **server).requests
-    if result.status == "failed":
-        raise ValueError(f"The server failed on a trial request: {result.error}")
-    return (result.prompt_tokens or 133) / 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -164,9 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: LoadOptions) -> list[LoadResult]:
     requests = _requests(options)
-    for file in filter(None, (options.json, options.picture)):
-        Path(file).touch()  # fail now rather than after an hour of load
-    settings = options.server | {"warm_up": options.warm_up, "limits": options.limits}
+    settings = options.server | {"limits": options.limits}
     arrivals = {"cv": options.cv, "seed": options.seed}
     if options.sweep is not None:
         results = sweep(options.url, options.sweep or None, requests, **settings, **arrivals)
@@ -178,28 +151,7 @@ def _run(options: LoadOptions) -> list[LoadResult]:
         rate = DEFAULT_RATE if options.rate is None else options.rate
         results = [run_load(options.url, requests(0), rate, **settings, **arrivals)]
         print(results[0])
-
-    if options.json:
-        saved = results[0].as_dict() if options.sweep is None else {"results": [result.as_dict() for result in results]}
-        Path(options.json).write_text(json.dumps(saved, indent=1) + "\n", encoding="utf-8")
-    if options.picture:
-        _draw(results, options)
     return results
-
-
-def _draw(results: list[LoadResult], options: LoadOptions) -> None:
-    """Save a picture: one line per request or, for a sweep, latency over throughput with the knee marked."""
-    from .. import plots  # only here: importing matplotlib takes a while
-
-    if options.sweep is None:
-        plots.load_run(results[0]).save(options.picture)
-        return
-    completed = [result for result in results if result.ok]
-    throughput = [result.output_throughput for result in completed]
-    latency = {percent: [one.percentile("e2e", percent) for one in completed] for percent in (50, 99)}
-    series = {f"p{percent}": (throughput, latency[percent]) for percent in latency}
-    axes = "throughput (output tokens per second)", "end-to-end latency (seconds)"
-    plots.lines(series, *axes, rings={"p50": knee_of(completed)}).save(options.picture)
 
 
 if __name__ == "__main__":

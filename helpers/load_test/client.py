@@ -15,7 +15,7 @@ import aiohttp
 from ..metrics import RequestMetrics
 
 Prompt = str | Sequence[int]
-AT_ONCE = 64  # parts of a response that are read before other responses get their turn: reading them takes half a ms
+AT_ONCE = 64  # events of a response that are read before other responses get their turn: that takes half a ms
 
 
 @dataclass(frozen=True)
@@ -139,15 +139,16 @@ class Client:
         body = {"model": self.model, **content, "max_tokens": max_tokens}
         body |= {"stream": True, "stream_options": {"include_usage": True}, **self.body}
         url = f"{self.url}/chat/completions" if self.chat else f"{self.url}/completions"
-        arrived: list[tuple[float, bytes]] = []  # read later: reading takes processor time, which a server may share
+        arrived: list[tuple[float, bytes]] = []  # its lines are read later: that takes time, which a server may share
         error, status, retry_after = None, None, None
         sent = now()
         try:
             async with self._session.post(url, json=body) as response:
                 status = response.status
                 if status == 200:
-                    async for data in response.content.iter_any():
-                        arrived.append((now(), data))
+                    async for line in response.content:
+                        if line.startswith(b"data:"):
+                            arrived.append((now(), line))
                 else:
                     retry_after = _number(response.headers.get("Retry-After"))
                     error = f"{status}: {_message(await response.text())}"
@@ -155,13 +156,12 @@ class Client:
             error = f"timed out after {self.timeout:g} s"
         except Exception as problem:  # an error ends this request only; the others continue
             error = f"{type(problem).__name__}: {problem}"
-        ended, reader, events = now(), ChunkReader(), EventStream()
+        ended, reader = now(), ChunkReader()
         try:
-            for number, (time, data) in enumerate(arrived, start=1):
+            for number, (time, line) in enumerate(arrived, start=1):
                 if number % AT_ONCE == 0:
                     await asyncio.sleep(0)  # otherwise the arrivals of others would be noticed late
-                for event in events.feed(data):
-                    reader.read(event, time)
+                reader.read(line.removeprefix(b"data:").decode().strip(), time)
             if status == 200 and error is None:
                 reader.end()
         except Exception as problem:
@@ -169,29 +169,6 @@ class Client:
         read = {name: getattr(reader, name) for name in ("text", "finish_reason", "prompt_tokens", "output_tokens")}
         failure = {"error": error, "http_status": status, "retry_after": retry_after}
         return RequestResult(request_id, arrival, reader.times, sent, ended, **read, **failure)
-
-
-class EventStream:
-    """A parser of server-sent events, for bytes that the network may split anywhere.
-
-    Bytes are decoded once a line is complete, because a split may fall within a character.
-    """
-
-    def __init__(self):
-        self._rest, self._data = b"", []
-
-    def feed(self, data: bytes) -> list[str]:
-        """Return the events that these bytes complete."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        events = []
-        for line in lines:
-            line = line.removesuffix(b"\r")
-            if line.startswith(b"data:"):
-                self._data.append(line[5:].removeprefix(b" ").decode())
-            elif not line and self._data:
-                events.append("\n".join(self._data))
-                self._data = []
-        return events
 
 
 class ChunkReader:

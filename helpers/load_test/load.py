@@ -34,7 +34,6 @@ def run_load(
     cv: float = 1.0,
     seed: int = 0,
     users: int | None = None,
-    warm_up: int = 0,
     limits: dict[str, float] | None = None,
     progress: bool = True,
     **client_settings,
@@ -51,7 +50,6 @@ def run_load(
         users: for a closed loop: the number of users. Each user waits for a response before sending the next request.
             After one that was not completed, the user waits for the server's Retry-After, or one second if there is
             none.
-        warm_up: how many of the requests are sent before the clock starts. No result includes them.
         limits: the largest "ttft", "tpot" and "e2e" (in seconds) of a request that counts as good.
         progress: show a progress bar if stderr is a terminal.
         client_settings: `model`, `api_key`, `chat`, `body` and `timeout`; see `Client`.
@@ -60,39 +58,38 @@ def run_load(
         ConnectionError, PermissionError: see `Client`.
         ValueError: a setting is out of range or contradicts another; see also `Client`.
     """
-    _check_settings(len(requests), rate, users, warm_up, limits or {})
+    _check_settings(len(requests), rate, users, limits or {})
     pairs = [(one.prompt, one.max_tokens) if isinstance(one, Request) else one for one in requests]
-    times = None if rate is None else arrival_times(len(pairs) - warm_up, rate, cv, seed)
+    times = None if rate is None else arrival_times(len(pairs), rate, cv, seed)
     client = Client(url, **client_settings)
 
     async def load() -> list[RequestResult]:
         async with client:
-            await asyncio.gather(*(client.send(0, *pair, 0.0, time.perf_counter) for pair in pairs[:warm_up]))
             name = f"{rate:g} requests/s" if users is None else f"{users} users"
-            with tqdm(total=len(pairs) - warm_up, desc=name, leave=False, disable=None if progress else True) as bar:
+            with tqdm(total=len(pairs), desc=name, leave=False, disable=None if progress else True) as bar:
 
                 async def send(number: int, due: float, now: Callable[[], float]) -> RequestResult:
-                    result = await client.send(number, *pairs[warm_up + number], due, now)
+                    result = await client.send(number, *pairs[number], due, now)
                     bar.update()
                     return result
 
                 if times is not None:
                     return await _open_loop(send, times)
-                return await _closed_loop(send, len(pairs) - warm_up, users)
+                return await _closed_loop(send, len(pairs), users)
 
     results = _run_in_thread(load())
     loop = {"rate": rate, "cv": cv, "seed": seed} if users is None else {"users": users}
     settings = {"url": url} | {name: getattr(client, name) for name in ("model", "chat", "body", "timeout")}
-    return LoadResult(loop | {"warm_up": warm_up} | settings, results, dict(limits or {}))
+    return LoadResult(loop | settings, results, dict(limits or {}))
 
 
-def _check_settings(count: int, rate: float | None, users: int | None, warm_up: int, limits: dict) -> None:
+def _check_settings(count: int, rate: float | None, users: int | None, limits: dict) -> None:
     if (rate is None) == (users is None):
         raise ValueError("Give either a rate (open loop) or a number of users (closed loop).")
     if users is not None and users < 1:
         raise ValueError(f"users is at least 1, not {users}.")
-    if not 0 <= warm_up < count:
-        raise ValueError(f"warm_up is from 0 to {count - 1}, not {warm_up}: at least one request must be measured.")
+    if not count:
+        raise ValueError("There are no requests to send: give at least one.")
     if unknown := set(limits) - set(LIMITS):
         raise ValueError(f"There is no limit {unknown.pop()!r}; there are {', '.join(LIMITS)}.")
 

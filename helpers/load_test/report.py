@@ -5,7 +5,7 @@ time. Throughput and goodput refer to the time from the first intended send time
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..metrics import goodput, percentile
@@ -26,8 +26,8 @@ class LoadResult:
     """The results of one load test.
 
     Attributes:
-        settings: the settings of the run: "rate", "cv" and "seed" or "users"; "warm_up", "url", ...
-        requests: one result per request in the order of their intended send times, without the warm-up.
+        settings: the settings of the run: "rate", "cv" and "seed" or "users"; "url", ...
+        requests: one result per request in the order of their intended send times.
         limits: see `run_load`.
     """
 
@@ -90,12 +90,6 @@ class LoadResult:
         values = self.latencies(name)
         return percentile(values, percent) if values else None
 
-    def summary(self) -> dict[str, Any]:
-        """Return all results by name, times in seconds."""
-        names = ("duration", "request_throughput", "output_throughput", "goodput", "lag")
-        percentiles = {name: {f"p{p}": self.percentile(name, p) for p in PERCENTS} for name in LATENCIES}
-        return self.counts | {name: getattr(self, name) for name in names} | percentiles
-
     def __str__(self) -> str:
         """Return the results as a table."""
         offered = f"{self.rate:g}/s offered" if self.rate else f"{self.settings.get('users')} users"
@@ -122,12 +116,3 @@ class LoadResult:
                 "run it on a less busy machine, or lower the rate."
             )
         return "\n".join(lines)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything, including the times of every request, as JSON-compatible data."""
-        return {
-            "settings": self.settings,
-            "limits": self.limits,
-            "summary": self.summary(),
-            "requests": [{**asdict(request), "status": request.status} for request in self.requests],
-        }

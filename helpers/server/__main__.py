@@ -121,13 +121,11 @@ def _load_engine(options: ServerOptions) -> Engine:
     engine = Engine(model, tokenizer, options.engine_config)
     for name, folder in options.folder_of_adapters.items():
         engine.load_adapter(name, folder)
-    _warn_if_memory_is_small(engine)
     return engine
 
 
 def _serve(options: ServerOptions, listening: socket.socket, make: Callable[[ServerOptions], FastAPI]) -> None:
     try:
-        limits = options.connection_limits.within_descriptors()
         app = make(options)
     except ValueError as error:
         sys.exit(f"{options.program}: {error}")
@@ -141,7 +139,7 @@ def _serve(options: ServerOptions, listening: socket.socket, make: Callable[[Ser
         log_config=LOGGING,
         timeout_graceful_shutdown=int(options.grace) + 10,  # never reached: `shutdown` aborts what takes longer
         lifespan="on",
-        **limits.uvicorn_settings(),
+        **options.connection_limits.uvicorn_settings(),
     )
     gc.freeze()  # the model is never garbage: each full collection would search all of it and delay every request
     with contextlib.suppress(KeyboardInterrupt):
@@ -160,17 +158,6 @@ def _bound_socket(host: str, port: int, program: str = "helpers.server") -> sock
     except OSError as error:
         sys.exit(f"{program}: cannot listen on {host}:{port} ({error}). Choose another --port, or 0 for a free one.")
     return bound
-
-
-def _warn_if_memory_is_small(engine: Engine) -> None:
-    blocks, context = engine.block_manager, engine.validator.model.context_length
-    if blocks is None or context is None or blocks.num_blocks >= (needed := blocks.blocks_for(context - 1)):
-        return
-    warnings.warn(
-        f"The KV cache holds {blocks.num_blocks * blocks.block_size} tokens, prompt and output together, and longer "
-        f"requests are refused: set --blocks to at least {needed} for the model's whole context of {context} tokens.",
-        stacklevel=1,
-    )
 
 
 def _stop_with_stdin() -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
-from pydantic import Field
 
 from ..engine import EngineCore
 from .http_errors import APIError
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
 class LoadAdapter(Strict):
     """`POST /v1/load_lora_adapter`, in vLLM's format."""
 
-    lora_name: Text = Field(description="What clients will call it in `model`.")
-    lora_path: Text = Field(description="A folder in PEFT's format, below the server's folder of adapters.")
+    lora_name: Text
+    lora_path: Text
 
 
 class UnloadAdapter(Strict):
     """`POST /v1/unload_lora_adapter`, in vLLM's format."""
 
-    lora_name: Text = Field(description="The adapter. Requests that run finish with it.")
+    lora_name: Text
 
 
 def loaded_adapters(engine: EngineCore) -> dict[str, "Adapter"]:
@@ -39,10 +38,10 @@ def loaded_adapters(engine: EngineCore) -> dict[str, "Adapter"]:
     return {name: adapter for one in features if one.name == "adapters" for name, adapter in dict(one.loaded).items()}
 
 
-def add_addresses(app: FastAPI, responses: dict) -> None:
+def add_addresses(app: FastAPI) -> None:
     """Add the addresses that load and unload adapters."""
-    app.post("/v1/load_lora_adapter", responses=responses, response_class=PlainTextResponse)(load)
-    app.post("/v1/unload_lora_adapter", responses=responses, response_class=PlainTextResponse)(unload)
+    app.post("/v1/load_lora_adapter", response_class=PlainTextResponse)(load)
+    app.post("/v1/unload_lora_adapter", response_class=PlainTextResponse)(unload)
 
 
 async def load(body: LoadAdapter, request: Request) -> PlainTextResponse:
@@ -62,11 +61,9 @@ async def load(body: LoadAdapter, request: Request) -> PlainTextResponse:
 async def unload(body: UnloadAdapter, request: Request) -> PlainTextResponse:
     """Unload an adapter; requests that run finish with it."""
     state, name = request.app.state, body.lora_name
-    if name not in loaded_adapters(state.engine):
-        raise APIError(404, f"There is no adapter {name!a}.", "lora_name", "model_not_found")
     try:
         await state.engine_client.run(lambda: state.engine.unload_adapter(name))
-    except ValueError as error:  # another client was faster
+    except ValueError as error:
         raise APIError(404, str(error), "lora_name", "model_not_found") from error
     return PlainTextResponse(f"Success: LoRA adapter {name!a} removed successfully.")
 

@@ -4,59 +4,41 @@ Each one is `async`: FastAPI would run any other function on a thread, and so us
 """
 
 import uuid
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, HTMLResponse, Response
+from fastapi.responses import FileResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from ..features.structured_outputs import StructuredOutputs
 from . import adapters
 from .chat import ChatPrompt
 from .formats import ChatFormatter, CompletionFormatter
 from .http_errors import APIError
-from .prompt_length import check_length
-from .protocol import ChatRequest, CompletionRequest, ErrorBody, Pace, TokenizeRequest
-from .reference import PAGE_HEADERS, reference_page, version
+from .protocol import ChatRequest, CompletionRequest, Pace
 from .responses import EVENT_STREAM, OutputResponse, respond, while_connected
 from .text_offsets import EchoedPrompt
-from .tool_calls import ToolCallFormatter
 
 PAGE = Path(__file__).parent / "page"
 
 
 def add_addresses(app: FastAPI) -> None:
     """Add all addresses to the application."""
-    generating = documented(400, 401, 404, 413, 429, 500, 503, 504, stream=True)
     # OpenAI's
-    app.post("/v1/completions", responses=generating)(completions)
-    app.post("/v1/chat/completions", responses=generating)(chat_completions)
-    app.get("/v1/models", responses=documented(401))(models)
-    app.get("/v1/models/{name:path}", responses=documented(401, 404))(model)
+    app.post("/v1/completions")(completions)
+    app.post("/v1/chat/completions")(chat_completions)
+    app.get("/v1/models")(models)
+    app.get("/v1/models/{name:path}")(model)
     # vLLM's
-    app.post("/tokenize", responses=documented(400, 401, 404, 413))(tokenize)
-    app.get("/version", responses=documented(401))(server_version)
     if app.state.adapter_folder is not None:
-        adapters.add_addresses(app, documented(400, 401, 404, 413, 500))
+        adapters.add_addresses(app)
     # for operation
-    app.get("/health", responses=documented(503))(health)
-    app.get("/metrics", response_class=Response, responses=documented(401))(prometheus_metrics)
+    app.get("/health")(health)
+    app.get("/metrics")(prometheus_metrics)
     # for people
-    app.get("/", include_in_schema=False)(page)
-    app.get("/events", responses=documented(401, 503, stream=True))(live_events)
-    app.post("/pace", responses=documented(400, 401, 413))(set_pace)
-    app.get("/docs", include_in_schema=False)(docs)
-
-
-def documented(*statuses: int, stream: bool = False) -> dict[int, dict[str, Any]]:
-    """Describe an address's responses for the OpenAPI page: errors with these statuses, and whether it streams."""
-    errors = {status: {"model": ErrorBody, "description": "An error."} for status in statuses}
-    content = {"application/json": {"schema": {"type": "object"}}, EVENT_STREAM: {}}
-    success = {200: {"description": "The response, complete or as a stream of events.", "content": content}}
-    return errors | (success if stream else {})
+    app.get("/")(page)
+    app.get("/events")(live_events)
+    app.post("/pace")(set_pace)
 
 
 async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -66,17 +48,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Continue a chat with the assistant's next message."""
-    engine, about = request.app.state.engine, _about(request, body, "chatcmpl")
-    try:
-        use = body.tool_use(engine.tokenizer)
-        structured = use and use.structured_outputs
-    except ValueError as error:
-        raise APIError(400, str(error), "tools") from error
-    formatter = ChatFormatter(*about) if use is None else ToolCallFormatter(*about, use=use)
-    prompt = ChatPrompt(
-        body.messages, engine.tokenizer, partial(check_length, engine.validator), body.tools if use else None
-    )
-    return await generate(request, body, formatter, [prompt], structured)
+    state = request.app.state
+    prompt = ChatPrompt(body.messages, state.engine.tokenizer, state.engine_client.prompt_tokenizer.check_length)
+    return await generate(request, body, ChatFormatter(*_about(request, body, "chatcmpl")), [prompt])
 
 
 def _about(request: Request, body: CompletionRequest | ChatRequest, kind: str) -> tuple:
@@ -91,14 +65,13 @@ async def generate(
     body: CompletionRequest | ChatRequest,
     formatter: CompletionFormatter,
     prompts: list,
-    structured: StructuredOutputs | None = None,
 ) -> Response:
     """Hand the prompts to the engine, and respond with its outputs."""
     state = request.app.state
     adapter = find_adapter(request, body.model)
     seconds = state.deadline if body.deadline is None else body.deadline
     try:
-        params = replace(body.params, structured_outputs=structured) if structured else body.params
+        params = body.params
         submitting = state.engine_client.submit(formatter.id, prompts, params, body.priority, seconds, adapter)
         stream, token_ids = await while_connected(request, submitting)
     except ValueError as error:
@@ -146,26 +119,6 @@ def find_adapter(request: Request, name: str | None) -> str | None:
     return name
 
 
-async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-    """Return the tokens of a prompt or a chat."""
-    find_adapter(request, body.model)
-    state = request.app.state
-    tokenizer, validator = state.engine.tokenizer, state.engine.validator
-    prompt = body.prompt or ChatPrompt(body.messages, tokenizer, partial(check_length, validator))
-    try:
-        tokens = await while_connected(request, state.engine_client.prompt_tokenizer.tokenize(prompt))
-    except ValueError as error:
-        raise APIError(400, str(error)) from error
-    spelled = tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
-    context = validator.model.context_length
-    return {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": spelled}
-
-
-async def server_version() -> dict[str, str]:
-    """Return the version of this server."""
-    return {"version": version()}
-
-
 async def health(request: Request) -> dict[str, str]:
     """Say whether the server takes requests."""
     if (problem := request.app.state.engine_client.problem) is not None:
@@ -185,8 +138,6 @@ async def page() -> FileResponse:
 
 async def live_events(request: Request) -> Response:
     """Follow the engine: a stream of events with every iteration and the state of the queue."""
-    if request.method == "HEAD":
-        return Response(media_type=EVENT_STREAM)  # the stream would never end
     live_view = request.app.state.live_view
     return OutputResponse(live_view.listen(), live_view.events(), EVENT_STREAM)
 
@@ -195,8 +146,3 @@ async def set_pace(body: Pace, request: Request) -> Pace:
     """Set the least time per iteration, to watch the engine in slow motion."""
     request.app.state.engine_client.pace = body.seconds
     return body
-
-
-async def docs(request: Request) -> HTMLResponse:
-    """Return the reference of all addresses."""
-    return HTMLResponse(reference_page(request.app.openapi()), headers=PAGE_HEADERS)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from fastapi.middleware.cors import CORSMiddleware
-from fastapi.routing import APIRoute
+from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.staticfiles import StaticFiles
 
 from ..engine import EngineCore
@@ -16,8 +15,7 @@ from .engine_client import EngineClient
 from .engine_thread import EngineThread
 from .http_errors import HANDLED, error_response
 from .live_view import LiveView
-from .middleware import BodyLimit, Refuse, StatusCount, missing_key, no_room, unknown_host
-from .reference import version
+from .middleware import BodyLimit, KeyCheck, StatusCount
 from .server_metrics import ServerMetrics
 
 
@@ -30,7 +28,6 @@ def make_app(
     pace: float = 0.0,
     max_body: int = 2**20,
     allowed_hosts: Iterable[str] | None = None,
-    allowed_origins: Iterable[str] = (),
     adapter_folder: str | None = None,
     connect: Callable[[EngineCore, int, float], EngineClient] | None = None,
     add_addresses: Callable[[FastAPI], None] | None = None,
@@ -42,7 +39,6 @@ def make_app(
         model_name, max_queue, deadline, api_key, pace: as on the command line (`ServerOptions`).
         max_body: the most bytes in a request's body.
         allowed_hosts: the names and addresses, without ports, by which clients may call the server; None for any.
-        allowed_origins: the origins, such as "https://example.org", whose web pages may use the server; "*" for any.
         adapter_folder: the folder below which clients may load adapters while the server runs; None for nowhere.
         connect: makes the client of an engine that runs elsewhere, from `engine`, `max_queue` and `pace`; an
             `EngineThread` if omitted.
@@ -59,26 +55,19 @@ def make_app(
         yield
         await engine_client.stop()
 
-    app = FastAPI(title="Continuous batching", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(lifespan=lifespan, openapi_url=None)
     state, metrics = app.state, ServerMetrics(engine_client)
     state.engine, state.engine_client, state.metrics = engine, engine_client, metrics
     state.live_view, state.started = LiveView(engine_client), int(time.time())
     state.model_name, state.deadline, state.adapter_folder = model_name, deadline, adapter_folder
-    # The last one that is added sees a request first. A browser asks for leave (CORS) without the key.
+    # The last one that is added sees a request first.
     app.add_middleware(BodyLimit, limit=max_body)
-    app.add_middleware(Refuse, check=no_room(engine_client.refuse_if_unable))
     if api_key is not None:
-        app.add_middleware(Refuse, check=missing_key(api_key))
-    if allowed_origins := list(allowed_origins):
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=allowed_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["Retry-After"],
-        )
+        app.add_middleware(KeyCheck, key=api_key)
     if allowed_hosts is not None:
-        app.add_middleware(Refuse, check=unknown_host(allowed_hosts))
+        # Against DNS rebinding: a hostile web page makes its own name resolve to this machine's address, and the
+        # browser then lets it read what a server here responds. But the browser still sends the page's name as `Host`.
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
     app.add_middleware(StatusCount, requests=metrics.requests)
     for error_class in HANDLED:
         app.add_exception_handler(error_class, error_response)
@@ -87,9 +76,4 @@ def make_app(
     addresses.add_addresses(app)
     if add_addresses is not None:
         add_addresses(app)
-    for operation in (operation for path in app.openapi()["paths"].values() for operation in path.values()):
-        operation["responses"].pop("422", None)  # FastAPI's status for what is 400 here
-    for route in app.routes:
-        if isinstance(route, APIRoute) and "GET" in route.methods:
-            route.methods.add("HEAD")  # the server leaves out the body; added here, since OpenAPI need not describe it
     return app

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,17 +51,12 @@ class CompletionFormatter:
     response_type = "text_completion"
     chunk_type = "text_completion"
 
-    def response_parts(self, outputs: list[OutputDelta], usage: dict[str, int]) -> Iterator[str]:
-        """Yield the JSON of the complete body, a choice at a time.
-
-        Args:
-            outputs: those of all choices, in order, each joined to one; the list is emptied.
-            usage: the token counts.
-        """
-        yield json.dumps(self._body(self.response_type, [])).removesuffix("]}")
-        for choice in range(len(outputs)):
-            yield (", " if choice else "") + json.dumps(self._choice(choice, outputs.pop(0)))
-        yield f'], "usage": {json.dumps(usage)}}}'
+    def response(self, outputs: list[OutputDelta], usage: dict[str, int]) -> str:
+        """Return the JSON of the complete body for the outputs of all choices, in order, and the token counts."""
+        # One choice after another, because no other thread runs while `json.dumps` does.
+        choices = ", ".join(json.dumps(self._choice(choice, output)) for choice, output in enumerate(outputs))
+        head = json.dumps(self._body(self.response_type, [])).removesuffix("]}")
+        return f'{head}{choices}], "usage": {json.dumps(usage)}}}'
 
     def chunk(self, choice: int, output: OutputDelta) -> dict[str, Any]:
         """Return what is new in a choice."""
@@ -79,7 +73,7 @@ class CompletionFormatter:
     def _choice(self, choice: int, output: OutputDelta) -> dict[str, Any]:
         echo = self._echo(choice, output)
         entry = self._entry(choice, output, {"text": echo.text + output.new_text if echo else output.new_text})
-        if output.prompt_logprobs is None or not _is_first(output):
+        if output.prompt_logprobs is None:
             return entry
         return entry | {"prompt_logprobs": [one and self._named(one) for one in output.prompt_logprobs]}
 

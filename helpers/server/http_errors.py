@@ -1,8 +1,8 @@
 """Errors of requests that are refused or end early, and their HTTP responses in OpenAI's format.
 
-400 a request that can never run    401 no key          403 another host     404 no such model
-405 a method that an address lacks  408 an incomplete request           413 a long body     429 the queue is full
-500 engine failed                   503 shutting down, or too many listeners or connections    504 deadline passed
+400 a request that can never run    401 no key         404 no such model       405 a method that an address lacks
+413 a long body                     429 queue full     500 engine failed       503 shutting down, or too many listeners
+504 deadline passed
 """
 
 import json
@@ -18,7 +18,6 @@ TRY_AGAIN = {"Retry-After": "1"}  # seconds
 CLIENT_CLOSED_REQUEST = 499  # nginx's name; the client that closed the connection never sees this status
 ERROR_TYPES = {
     401: "authentication_error",
-    408: "timeout_error",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
@@ -89,9 +88,8 @@ def to_api_error(error: Exception) -> APIError:
         case FrameworkError(status_code=404):
             return APIError(404, "Not found: send requests to /v1/completions or /v1/chat/completions.")
         case FrameworkError(status_code=405):
-            headers = error.headers or {"Allow": "GET, HEAD"}  # an error of static files has none
-            methods = " or ".join(sorted(set(headers["Allow"].split(", ")) - {"HEAD"}))
-            return APIError(405, f"Method not allowed: send {methods} to this address.", headers=headers)
+            headers = error.headers or {"Allow": "GET"}  # an error of static files has none
+            return APIError(405, f"Method not allowed: send {headers['Allow']} to this address.", headers=headers)
         case FrameworkError():
             return APIError(error.status_code, str(error.detail), headers=error.headers)
         case _:

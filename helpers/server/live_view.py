@@ -1,8 +1,7 @@
 """What the engine does, for people: the events that the page draws, at most 20 per second.
 
-All listeners share one stream of frames. A frame holds every iteration since the previous frame and is formatted once,
-so another page costs the server little more than sending. A listener that has missed frames gets one event with all
-that it has missed, up to a limit: its timeline has no gaps, and no events queue up for it.
+An event holds every iteration since the listener's previous event, up to a limit. So a timeline has no gaps, even if
+its client reads slowly, and no events queue up for it.
 """
 
 import asyncio
@@ -11,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import Any
 
 from ..server.output_delta import OutputDelta
@@ -22,27 +20,11 @@ from .http_errors import TooManyListeners
 from .response_stream import choice_name
 from .snapshot import Snapshot
 
-MIN_INTERVAL, MAX_INTERVAL = 0.05, 2.0  # seconds between two frames
+MIN_INTERVAL, MAX_INTERVAL = 0.05, 2.0  # seconds between two events of a listener
 KEPT = 200  # the most iterations, and the most finished sequences, in an event
 RATE_WINDOW = 2.0  # seconds over which tokens per second are averaged
 TOGETHER = 16  # steps that are described at once: a forward pass evicts the code that does it from the caches
 MAX_LISTENERS = 16
-
-
-@dataclass(frozen=True)
-class Frame:
-    """What is new since the previous frame.
-
-    Attributes:
-        number: counts the frames.
-        last_iteration, last_finished: the numbers of the newest iteration and the newest finished sequence in it.
-        event: the frame, formatted for listeners that have read the previous one.
-    """
-
-    number: int = -1
-    last_iteration: int = -1
-    last_finished: int = -1
-    event: str = ""
 
 
 class LiveView:
@@ -56,13 +38,10 @@ class LiveView:
         self._finished: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._iteration_numbers, self._finished_numbers = itertools.count(), itertools.count()
         self._tokens: deque[tuple[float, int]] = deque()  # (time, how many) of each step in the window
-        self._drafts: deque[tuple[int, int]] = deque(maxlen=KEPT)  # (drafted, accepted) of the latest steps with drafts
         policy = engine_client.engine.config.policy
         self._policy = policy if isinstance(policy, str) else type(policy).__name__
         self._rows: dict[str | None, list[list | None]] = {}  # of the last iteration, by replica
         self._num_listeners = 0
-        self._frame, self._next_frame = Frame(), asyncio.Event()
-        self._making_frames: asyncio.Task | None = None
         engine_client.observers.append(self.observe)
 
     def observe(self, outputs: list[OutputDelta], snapshot: Snapshot) -> None:
@@ -77,8 +56,6 @@ class LiveView:
         self._forget_old_tokens()
         for outputs, snapshot in self._undescribed:
             self._iterations.extend(self._described(iteration, snapshot.replica) for iteration in snapshot.passes)
-            if snapshot.drafts[0]:
-                self._drafts.append(snapshot.drafts)
             for output in outputs:
                 if output.finish_reason is not None:
                     name = choice_name((output.request_id, output.index))
@@ -97,9 +74,6 @@ class LiveView:
                 f"{MAX_LISTENERS} pages follow this server's events, and it allows no more: close one, or try later."
             )
         self._num_listeners += 1
-        if self._making_frames is None or self._making_frames.done():
-            self._make_frame()
-            self._making_frames = asyncio.create_task(self._make_frames())
         listening = ExitStack()
         listening.callback(self._leave)
         return listening
@@ -108,41 +82,19 @@ class LiveView:
         self._num_listeners -= 1
 
     async def events(self) -> AsyncIterator[str]:
-        """Yield events for one listener, until the server drains."""
-        read = Frame()
+        """Yield events for one listener, until the server drains: after a step, or after two seconds without one."""
+        last_iteration = last_finished = -1  # that the listener knows
         while not self._client.draining:
-            newest = self._frame
-            if newest.number > read.number:
-                yield newest.event if newest.number == read.number + 1 else self._event(read, newest)
-                read = newest
-            else:
-                await self._next_frame.wait()
-
-    async def _make_frames(self) -> None:
-        """Make a frame whenever the engine has made a step, or after two seconds, as long as there are listeners."""
-        while self._num_listeners and not self._client.draining:
-            made, version = time.perf_counter(), self._version
+            self._describe_steps()
+            iterations = [one for one in self._iterations if one["n"] > last_iteration]
+            finished = [one for one in self._finished if one["n"] > last_finished]
+            last_iteration = iterations[-1]["n"] if iterations else last_iteration
+            last_finished = finished[-1]["n"] if finished else last_finished
+            sent, version = time.perf_counter(), self._version
+            yield server_sent_event(self._state() | {"iterations": iterations, "finished": finished})
             await asyncio.sleep(MIN_INTERVAL)
-            while version == self._version and not self._client.draining and time.perf_counter() - made < MAX_INTERVAL:
+            while version == self._version and not self._client.draining and time.perf_counter() - sent < MAX_INTERVAL:
                 await asyncio.sleep(MIN_INTERVAL)
-            self._make_frame()
-
-    def _make_frame(self) -> None:
-        self._describe_steps()
-        last_iteration = self._iterations[-1]["n"] if self._iterations else -1
-        last_finished = self._finished[-1]["n"] if self._finished else -1
-        frame = Frame(self._frame.number + 1, last_iteration, last_finished)
-        self._frame = replace(frame, event=self._event(self._frame, frame))
-        self._next_frame.set()
-        self._next_frame = asyncio.Event()
-
-    def _event(self, read: Frame, newest: Frame) -> str:
-        """Format what the frames after `read` hold, up to `newest`."""
-        new = range(read.last_iteration + 1, newest.last_iteration + 1)
-        new_finished = range(read.last_finished + 1, newest.last_finished + 1)
-        iterations = [one for one in self._iterations if one["n"] in new]
-        finished = [one for one in self._finished if one["n"] in new_finished]
-        return server_sent_event(self._state() | {"iterations": iterations, "finished": finished})
 
     def _state(self) -> dict[str, Any]:
         client, now = self._client, self._snapshot
@@ -160,9 +112,6 @@ class LiveView:
             "waiting_count": now.num_waiting,
             "running_count": now.num_running,
             "tokens_per_second": sum(tokens for _, tokens in self._tokens) / RATE_WINDOW,
-            "drafts": None
-            if config.speculative is None
-            else [sum(counts) for counts in zip((0, 0), *self._drafts, strict=True)],
         }
 
     def _described(self, iteration: TracedPass, replica: str | None) -> dict[str, Any]:

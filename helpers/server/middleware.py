@@ -1,92 +1,42 @@
 """ASGI middleware around the whole application: what is checked before a request's body is read.
 
-    unknown_host    the name by which the client calls this server
-    missing_key     the API key
-    no_room         whether the server can take a request to generate
+    KeyCheck        the API key
     BodyLimit       the length of the body
     StatusCount     counts the responses, refusals included
 
-The checks come in this order, and each needs less of the request than the next. A request that is refused here costs
-the server neither memory nor a parsed body.
+A request that is refused here costs the server neither memory nor a parsed body. Starlette's `TrustedHostMiddleware`
+checks the name by which a client calls the server.
 """
 
 import hmac
-from collections.abc import Callable, Iterable
-from functools import lru_cache
-from typing import Any
-from urllib.parse import urlsplit
 
 from prometheus_client import Counter
 
-from .http_errors import APIError, EngineFailed, Refused, as_response, to_api_error
+from .http_errors import APIError, as_response
 
-Check = Callable[[dict[str, Any]], APIError | None]  # returns why a request is refused, given its ASGI scope
-GENERATING = ("/v1/completions", "/v1/chat/completions")
-PUBLIC = ("/", "/health", "/docs", "/openapi.json")  # and the files of the page: these need no key
+PUBLIC = ("/", "/health")  # and the files of the page: these need no key
 PUBLIC_FILES = "/page/"
 
 
-class Refuse:
-    """Refuses the requests that do not pass a check."""
+class KeyCheck:
+    """Refuses requests without the key, which public addresses do not need."""
 
-    def __init__(self, app, check: Check):
-        self.app, self.check = app, check
+    def __init__(self, app, key: str):
+        self.app, self.key = app, key.encode()
 
     async def __call__(self, scope, receive, send) -> None:
-        error = self.check(scope) if scope["type"] == "http" else None
-        await (self.app if error is None else as_response(error))(scope, receive, send)
+        if scope["type"] != "http" or self._is_allowed(scope):
+            await self.app(scope, receive, send)
+        else:
+            message = "This server requires a key: send Authorization: Bearer KEY."
+            await as_response(APIError(401, message, code="invalid_api_key"))(scope, receive, send)
 
-
-def unknown_host(hosts: Iterable[str]) -> Check:
-    """Return the check of the host that a request names: one of these names and addresses, without ports.
-
-    This is the defence against DNS rebinding: a hostile web page makes its own name resolve to this machine's address,
-    and the browser then lets it read what a server on this machine responds. But the browser still sends the page's
-    name as `Host`.
-    """
-    known = {host.lower().strip("[]") for host in hosts}
-
-    def check(scope) -> APIError | None:
-        host = _header(scope, b"host")
-        if (name := _host_name(host)) in known:
-            return None
-        name = name or host.decode("latin-1")
-        message = f"This server is not called {name!a}: to allow that name, start it with --allowed-host."
-        return APIError(403, message, code="unknown_host")
-
-    return check
-
-
-def missing_key(key: str) -> Check:
-    """Return the check of the key, which public addresses do not need."""
-
-    def check(scope) -> APIError | None:
-        path = scope.get("path", "")
-        scheme, _, given = _header(scope, b"authorization").partition(b" ")
+    def _is_allowed(self, scope) -> bool:
+        path = scope["path"]
         if path in PUBLIC or path.startswith(PUBLIC_FILES):
-            return None
-        if hmac.compare_digest(given, key.encode()) and scheme.lower() == b"bearer":
-            return None
-        return APIError(401, "This server requires a key: send Authorization: Bearer KEY.", code="invalid_api_key")
-
-    return check
-
-
-def no_room(refuse: Callable[[], None]) -> Check:
-    """Return the check of requests to generate; `refuse` raises why none can be taken now, if that is so.
-
-    Overload makes refusals the most frequent responses, so they should cost little: a body is not parsed in vain.
-    """
-
-    def check(scope) -> APIError | None:
-        if scope["method"] == "POST" and scope["path"] in GENERATING:
-            try:
-                refuse()
-            except (Refused, EngineFailed) as error:
-                return to_api_error(error)
-        return None
-
-    return check
+            return True
+        scheme, _, given = _header(scope, b"authorization").partition(b" ")
+        return hmac.compare_digest(given, self.key) and scheme.lower() == b"bearer"
 
 
 class BodyLimit:
@@ -137,12 +87,3 @@ class StatusCount:
 def _header(scope, name: bytes) -> bytes:
     """Return the value of a request's header, as it was sent; empty if there is none."""
     return dict(scope["headers"]).get(name, b"")
-
-
-@lru_cache(maxsize=64)
-def _host_name(host: bytes) -> str | None:
-    """Return the name or address in a `Host` header, without the port; None if there is none."""
-    try:
-        return urlsplit(b"//" + host).hostname.decode("latin-1")
-    except (ValueError, AttributeError):  # no address, such as "[": or no name at all
-        return None

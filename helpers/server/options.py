@@ -34,7 +34,6 @@ class ServerOptions(EngineOptions, ConnectionOptions):
         port: the port to listen on, 0 for a free one.
         api_key: the key that clients must send; the environment's COURSE_API_KEY, if any, if omitted.
         allowed_host: names by which clients may call this server, * for any; this machine's own if omitted.
-        allowed_origin: origins, such as https://example.org, whose web pages may use this server; * for any.
         max_queue: how many sequences may wait; more get status 429.
         deadline: seconds that a request may take if it sets no deadline itself.
         grace: seconds to finish accepted requests and stop.
@@ -58,7 +57,6 @@ class ServerOptions(EngineOptions, ConnectionOptions):
         default_factory=lambda: os.environ.get("COURSE_API_KEY") or None
     )
     allowed_host: Annotated[list[str] | None, Parameter(group=ACCESS, negative_iterable=())] = None
-    allowed_origin: Annotated[list[str] | None, Parameter(group=ACCESS, negative_iterable=())] = None
     max_queue: Annotated[int, Parameter(group=OPERATION)] = 64
     deadline: Annotated[float | None, Parameter(group=OPERATION)] = None
     grace: Annotated[float, Parameter(group=OPERATION)] = 30.0
@@ -118,7 +116,6 @@ class ServerOptions(EngineOptions, ConnectionOptions):
         names = ("model_name", "max_queue", "deadline", "api_key", "pace", "adapter_folder")
         return {name: getattr(self, name) for name in names} | {
             "allowed_hosts": allowed_hosts(self.host, self.allowed_host),
-            "allowed_origins": self.allowed_origin or [],
         }
 
 
@@ -133,7 +130,8 @@ def allowed_hosts(host: str, others: list[str] | None) -> list[str] | None:
     """Return the names by which clients may call a server that listens on `host`; None for any."""
     if "*" in (others or ()) or (others is None and not is_loopback(host)):
         return None  # the names of a server for other machines are not known here
-    return ["localhost", "127.0.0.1", "::1", host, *(others or ())]
+    own = f"[{host}]" if ":" in host else host  # as URLs spell IPv6 addresses
+    return ["localhost", "127.0.0.1", "[::1]", own, *(others or ())]
 
 
 def is_loopback(host: str) -> bool:

@@ -7,8 +7,6 @@ from pydantic import Field
 from ..features.structured_outputs import StructuredOutputs
 from .strict import Strict
 
-ANY_OBJECT = {"type": "object"}
-
 
 class TextFormat(Strict):
     type: Literal["text"]
@@ -36,20 +34,12 @@ ResponseFormat = Annotated[TextFormat | AnyObjectFormat | SchemaFormat, Field(di
 
 
 class StructuredOutputsField(Strict):
-    """The fields of `StructuredOutputs`, and `json_object` for any object. Exactly one is given."""
+    """The fields of `StructuredOutputs`. Exactly one is given."""
 
     json_schema: str | dict[str, Any] | None = Field(None, alias="json")  # `json` is a method of the base class
     regex: str | None = None
     choice: Annotated[list[str], Field(fail_fast=True)] | None = None
-    grammar: str | None = Field(None, description="In the notation of Lark, or of llama.cpp (GBNF).")
-    json_object: Literal[True] | None = None
-
-    @property
-    def described(self) -> StructuredOutputs:
-        if self.json_object and self.json_schema is not None:
-            raise ValueError("Give json or json_object to structured_outputs, not both.")
-        schema = ANY_OBJECT if self.json_object else self.json_schema
-        return StructuredOutputs(schema, self.regex, self.choice, self.grammar)
+    grammar: str | None = None  # in the notation of Lark, or of llama.cpp (GBNF)
 
 
 def structured_outputs(
@@ -63,11 +53,11 @@ def structured_outputs(
     schema = None
     match response_format:
         case AnyObjectFormat():
-            schema = ANY_OBJECT
+            schema = {"type": "object"}
         case SchemaFormat(json_schema=wrapped):
             schema = wrapped.json_schema
     if field is None:
         return None if schema is None else StructuredOutputs(json=schema)
     if schema is not None:
         raise ValueError("Give response_format or structured_outputs, not both.")
-    return field.described
+    return StructuredOutputs(field.json_schema, field.regex, field.choice, field.grammar)

@@ -1,9 +1,9 @@
 """Prompts become token ids on threads, off the event loop: one thread for short prompts, one for long ones.
 
-A prompt with too many characters for the model's context is refused before it is tokenized (`engine/validation.py`).
-Other long prompts still take a while, and short requests would wait behind them. With a thread of their own, short
-requests wait only behind each other, because the tokenizers library can run on both threads at once. Each thread
-takes its prompts in the order in which they arrive, so no prompt waits forever.
+Tokenizing a megabyte takes about a second. So a prompt with more characters than the model's context can hold is
+refused before, as in vLLM (`max_chars_per_token`). Other long prompts still take a while, and short requests would wait
+behind them. With a thread of their own, short requests wait only behind each other, because the tokenizers library can
+run on both threads at once. Each thread takes its prompts in the order in which they arrive, so none waits forever.
 
 The descriptions of structured outputs are compiled before, unless they are small or were compiled lately. That takes a
 millisecond for most, and seconds for some. So a third thread gives each a tenth of a second, and one that needs more
@@ -11,12 +11,11 @@ is compiled on a fourth. A description therefore waits for others in proportion 
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sized
 from concurrent.futures import ThreadPoolExecutor
 
 from ..engine import EngineCore, Prompt, SamplingParams
-from ..engine.sequence import GREEDY
-from .prompt_length import check_length
 
 LONG = 8192  # characters or token ids of a request: about 10 ms of tokenization
 PER_WORD = 32  # a bad word takes as long as that many characters
@@ -34,6 +33,8 @@ class PromptTokenizer:
         self._engine = engine
         self._threads = [ThreadPoolExecutor(1, f"tokenizer-{kind}") for kind in ("short", "long", "quick", "slow")]
         self._short, self._long, self._quick, self._slow = self._threads
+        vocabulary = getattr(engine.tokenizer, "get_vocab", dict)()
+        self._most_characters_per_token = max(map(len, vocabulary), default=math.inf)
 
     async def validate(self, prompts: list[PromptSource], params: SamplingParams) -> list[tuple[list[int], int]]:
         """Return the token ids of each prompt, and how many tokens it may get.
@@ -44,20 +45,9 @@ class PromptTokenizer:
         for feature in self._compilers() if params.structured_outputs is not None else ():
             if not feature.is_ready(params) and not await self._run(self._quick, feature.check_quickly, params):
                 await self._run(self._slow, feature.check, params)
-        thread = self._thread_for(prompts, PER_WORD * len(params.bad_words))
-        return await self._run(thread, self._validate, prompts, params)
-
-    async def tokenize(self, prompt: PromptSource) -> list[int]:
-        """Return the token ids of a prompt that is not to be continued.
-
-        Raises:
-            ValueError: a prompt whose characters cannot fit into the model's context.
-        """
-        return await self._run(self._thread_for([prompt]), self._tokenize, prompt)
-
-    def _thread_for(self, prompts: list[PromptSource], others: int = 0) -> ThreadPoolExecutor:
-        length = others + sum(len(prompt) if isinstance(prompt, Sized) else LONG for prompt in prompts)
-        return self._short if length < LONG else self._long
+        length = sum(len(prompt) if isinstance(prompt, Sized) else LONG for prompt in prompts)
+        is_short = length + PER_WORD * len(params.bad_words) < LONG
+        return await self._run(self._short if is_short else self._long, self._validate, prompts, params)
 
     async def _run(self, thread: ThreadPoolExecutor, function: Callable, *arguments):
         return await asyncio.get_running_loop().run_in_executor(thread, function, *arguments)
@@ -66,17 +56,27 @@ class PromptTokenizer:
         return [feature for feature in self._engine.validator.features if feature.name == "structured_outputs"]
 
     def _validate(self, prompts: list[PromptSource], params: SamplingParams) -> list[tuple[list[int], int]]:
-        return [self._engine.validator.validate(self._make(prompt, params), params) for prompt in prompts]
+        return [self._engine.validator.validate(self._make(prompt), params) for prompt in prompts]
 
-    def _tokenize(self, prompt: PromptSource) -> list[int]:
-        made = self._make(prompt)
-        return self._engine.tokenizer(made)["input_ids"] if isinstance(made, str) else made
-
-    def _make(self, source: PromptSource, params: SamplingParams = GREEDY) -> Prompt:
+    def _make(self, source: PromptSource) -> Prompt:
         """Return a prompt whose characters may fit into the model's context."""
         prompt = source() if callable(source) else source
-        check_length(self._engine.validator, prompt, params)
+        if isinstance(prompt, str):
+            self.check_length(prompt)
         return prompt
+
+    def check_length(self, text: str) -> None:
+        """Refuse a text that no tokens, however long, could fit into the model's context.
+
+        Raises:
+            ValueError: the text is too long.
+        """
+        context = self._engine.validator.model.context_length
+        if context is not None and len(text) > context * self._most_characters_per_token:
+            raise ValueError(
+                f"The prompt's {len(text)} characters are more tokens than the model's context has, {context}: "
+                "shorten the prompt."
+            )
 
     def shutdown(self) -> None:
         """End the threads once they have validated what they have begun with; compilation is cancelled."""

@@ -1,8 +1,7 @@
 """OpenAI's requests, and which of their parameters this server understands.
 
-Every parameter that is accepted works. An unsupported one is refused by name. Clients send some unsupported parameters
-(NEUTRAL) as a matter of course; these are accepted with the one value that changes nothing. Types are strict ("5" is
-not a number): a server that guesses hides the mistakes of its users.
+Every parameter that is accepted works, and any other one is refused by name. Types are strict ("5" is not a number): a
+server that guesses hides the mistakes of its users. docs/server.md says what each parameter does.
 
 Beyond OpenAI's parameters: those of `SamplingParams` that OpenAI's API lacks (SHARED), `prompt_logprobs` for
 completions, `priority` (the smaller, the more urgent, for the policy "priority") and `deadline` (in seconds).
@@ -11,15 +10,13 @@ completions, `priority` (the smaller, the more urgent, for the policy "priority"
 import math
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from ..engine import SamplingParams
-from ..features.structured_outputs import StructuredOutputs
 from ..sampling_params import BIAS, BOUNDS, MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, checked_logit_bias
 from .chat import Message, Several
 from .output_formats import ResponseFormat, StructuredOutputsField, structured_outputs
 from .strict import Strict
-from .tools import MAX_TOOLS, Tool, ToolChoice, ToolUse, find_notation
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -27,91 +24,57 @@ TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Several[TokenId]
 TokenIdText = Annotated[str, StringConstraints(pattern="^[0-9]{1,10}$")]  # a key of a JSON object is a text
 Bias = Annotated[float, Field(ge=BIAS.low, le=BIAS.high)]
-NEUTRAL = ("suffix", "best_of")
 SHARED = (  # these have the name and the meaning of a sampling parameter
     "top_p", "n", "stop", "seed", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "logit_bias", "ignore_eos", "stop_token_ids", "min_tokens", "allowed_token_ids", "bad_words",
 )  # fmt: skip
-MAX_LOGPROBS, MAX_METADATA = 20, 16
+MAX_LOGPROBS = 20
 
 
-def _bounded(name: str, le: float = math.inf, **settings):
+def _bounded(name: str, le: float = math.inf):
     """Make an optional field with the bounds of this parameter of `SamplingParams`, or a stricter upper bound."""
     bound, high = BOUNDS[name], min(le, BOUNDS[name].high)
     limits = {"gt" if bound.exclusive_low else "ge": bound.low} | ({} if math.isinf(high) else {"le": high})
-    return Field(None, **limits, **settings)
+    return Field(None, **limits)
 
 
 class StreamOptions(Strict):
-    include_usage: bool = Field(False, description="End the stream with a chunk that has the token counts.")
+    include_usage: bool = False  # ends the stream with a chunk that has the token counts
 
 
 class _Request(Strict):
     """The parameters of both kinds of request. None stands for the default, as in OpenAI's requests."""
 
-    model: str | None = Field(None, description="The model of this server, or one of its adapters; may be left out.")
-    max_tokens: int | None = _bounded(
-        "max_tokens",
-        description="Tokens per choice; 16 if left out. 0 only scores the prompt, with `echo` or `prompt_logprobs`.",
-    )
-    temperature: float | None = _bounded("temperature", le=2, description="0 takes the best token; 1 if left out.")
-    top_p: float | None = _bounded(
-        "top_p", description="Draw from the smallest set of best tokens whose probabilities add up to at least this."
-    )
-    n: int | None = _bounded("n", description="Choices per prompt.")
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
-        None, description="The text ends before the first of these that appears."
-    )
-    seed: int | None = _bounded("seed", description="Makes the tokens repeatable, whichever other requests run.")
-    stream: bool | None = Field(None, description="Send each token as soon as it is generated.")
-    stream_options: StreamOptions | None = Field(None, description="`include_usage` ends a stream with token counts.")
-    top_k: int | None = _bounded("top_k", description="Draw from this many best tokens; 0 for all tokens.")
-    min_p: float | None = _bounded(
-        "min_p", description="Draw from tokens that are at least this many times as probable as the best one."
-    )
-    repetition_penalty: float | None = Field(  # beyond 100, logits overflow
-        None, ge=0.01, le=100, description="Above 1, tokens of the prompt and the output become less likely."
-    )
-    presence_penalty: float | None = _bounded(
-        "presence_penalty", description="Subtracted from the logits of tokens that the output already has."
-    )
-    frequency_penalty: float | None = _bounded(
-        "frequency_penalty", description="Subtracted as many times as the output already has the token."
-    )
-    logit_bias: dict[TokenIdText, Bias] | None = Field(
-        None, description=f"Added to the logits of these token ids; {BIAS.low} to {BIAS.high}."
-    )
-    ignore_eos: bool | None = Field(None, description="Continue past EOS.")
-    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
-        None, description="Tokens that end the text, which does not include them."
-    )
-    min_tokens: int | None = _bounded("min_tokens", description="No end before this many tokens.")
-    allowed_token_ids: TokenIds | None = Field(None, description="Choose from these tokens only.")
-    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = Field(
-        None, description="Texts that the output must not contain."
-    )
-    priority: int = Field(0, description="The smaller, the more urgent.")
-    deadline: float | None = Field(None, gt=0, le=86400, description="Seconds that the request may take.")
-    user: str | None = Field(None, description="The client's user. It changes nothing, like the next five.")
-    safety_identifier: str | None = Field(None, description="Another name of the user.")
-    prompt_cache_key: str | None = Field(None, description="Prompts are cached by their tokens alone.")
-    service_tier: str | None = Field(None, description="`priority` is what orders requests here.")
-    store: bool | None = Field(None, description="No response is stored.")
-    metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA, description="The client's notes.")
-    response_format: ResponseFormat | None = Field(None, description="Any text, any JSON object, or a JSON schema.")
-    structured_outputs: StructuredOutputsField | None = Field(None, description="What the text must match.")
+    model: str | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = _bounded("temperature", le=2)
+    top_p: float | None = _bounded("top_p")
+    n: int | None = _bounded("n")
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    seed: int | None = _bounded("seed")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    top_k: int | None = _bounded("top_k")
+    min_p: float | None = _bounded("min_p")
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)  # beyond 100, logits overflow
+    presence_penalty: float | None = _bounded("presence_penalty")
+    frequency_penalty: float | None = _bounded("frequency_penalty")
+    logit_bias: dict[TokenIdText, Bias] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
+    min_tokens: int | None = _bounded("min_tokens")
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    priority: int = 0  # the smaller, the more urgent
+    deadline: float | None = Field(None, gt=0, le=86400)  # seconds that the request may take
+    user: str | None = None  # changes nothing; clients send it as a matter of course
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsField | None = None
 
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _one_error_for_all_biases(cls, given):
         checked_logit_bias(given)  # raises a ValueError for the first wrong entry
-        return given
-
-    @field_validator("metadata", mode="before")
-    @classmethod
-    def _one_error_for_much_metadata(cls, given):
-        if isinstance(given, dict) and len(given) > MAX_METADATA:
-            raise ValueError(f"metadata has {len(given)} entries, and at most {MAX_METADATA} are allowed: give fewer.")
         return given
 
     @model_validator(mode="after")
@@ -133,42 +96,18 @@ class _Request(Strict):
         for name in SHARED:
             if (value := getattr(self, name)) is not None:
                 given[name] = value
-        return SamplingParams(**given, structured_outputs=self.described_output)
-
-    @property
-    def described_output(self) -> StructuredOutputs | None:
-        """What the text must match. Raises ValueError if it is described twice, or not properly."""
-        return structured_outputs(self.response_format, self.structured_outputs)
+        described = structured_outputs(self.response_format, self.structured_outputs)
+        return SamplingParams(**given, structured_outputs=described)
 
 
 class CompletionRequest(_Request):
     """`POST /v1/completions`: continue one prompt or several."""
 
-    prompt: Text | TokenIds | Several[Text] | Several[TokenIds] = Field(
-        description="A text, a list of token ids, or a list of either."
-    )
-    logprobs: int | None = _bounded(
-        "logprobs", le=MAX_LOGPROBS, description="Log-probabilities of each token and of this many best ones."
-    )
-    echo: bool | None = Field(None, description="Begin the text, and any log-probabilities, with the prompt's.")
-    prompt_logprobs: int | None = _bounded(
-        "prompt_logprobs", le=MAX_LOGPROBS, description="The same as `logprobs`, of the prompt's tokens."
-    )
-    suffix: None = Field(None, description="Not supported.")
-    best_of: int | None = Field(None, description="Accepted only if it equals `n`.")
-
-    @field_validator("best_of")
-    @classmethod
-    def _best_of_is_n(cls, best_of: int | None, known: ValidationInfo) -> int | None:
-        if best_of is not None and best_of != (known.data.get("n") or 1):
-            raise ValueError("best_of differs from n")
-        return best_of
-
-    @model_validator(mode="after")
-    def _no_tokens_only_to_score(self):
-        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
-            raise ValueError("max_tokens is 0: set echo or prompt_logprobs to score the prompt, or raise max_tokens.")
-        return self
+    prompt: Text | TokenIds | Several[Text] | Several[TokenIds]
+    max_tokens: int | None = _bounded("max_tokens")
+    logprobs: int | None = _bounded("logprobs", le=MAX_LOGPROBS)
+    echo: bool | None = None
+    prompt_logprobs: int | None = _bounded("prompt_logprobs", le=MAX_LOGPROBS)
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -196,20 +135,10 @@ class CompletionRequest(_Request):
 class ChatRequest(_Request):
     """`POST /v1/chat/completions`: continue a chat with the assistant's next message."""
 
-    messages: Several[Message] = Field(description="The chat so far: objects with `role` and `content`.")
-    max_tokens: int | None = Field(None, ge=1, description="The older name of `max_completion_tokens`.")
-    max_completion_tokens: int | None = Field(
-        None, ge=1, description="Tokens per choice; as many as the context has room for if left out."
-    )
-    logprobs: bool | None = Field(None, description="Whether to return the log-probability of each token.")
-    top_logprobs: int | None = _bounded(
-        "logprobs", le=MAX_LOGPROBS, description="The same of this many best tokens; requires `logprobs`."
-    )
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        None, description="Functions that the model may call, if its chat template knows tools."
-    )
-    tool_choice: ToolChoice | None = Field(None, description="Whether it may call (auto), must, or calls none.")
-    parallel_tool_calls: bool | None = Field(None, description="Whether it may call several; true if left out.")
+    messages: Several[Message]
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = _bounded("logprobs", le=MAX_LOGPROBS)
 
     @model_validator(mode="after")
     def _parameters_agree(self):
@@ -217,29 +146,7 @@ class ChatRequest(_Request):
             raise ValueError("max_tokens is the older name of max_completion_tokens: give one of them.")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs requires logprobs: set logprobs to true, or leave top_logprobs out.")
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise ValueError("Two tools have the same name: give each its own.")
-        if not names and self.tool_choice not in (None, "none"):
-            raise ValueError("tool_choice requires tools: give some, or leave tool_choice out.")
         return self
-
-    def tool_use(self, tokenizer) -> ToolUse | None:
-        """Return the tools that the model may call, and how; None if it may call none.
-
-        Raises:
-            ValueError: the model's chat template does not know tools, or the text must match something else.
-        """
-        if not self.tools or self.tool_choice == "none":
-            return None
-        if self.described_output is not None:
-            raise ValueError("Give tools or a response format, not both: a call has a format of its own.")
-        choice = self.tool_choice or "auto"
-        name = choice if isinstance(choice, str) else choice.function.name
-        if not isinstance(choice, str) and name in ("auto", "required"):
-            raise ValueError(f"tool_choice cannot name a function {name!r}, which is a choice itself: rename it.")
-        functions = tuple(tool.function for tool in self.tools)
-        return ToolUse(find_notation(tokenizer), functions, name, self.parallel_tool_calls is not False)
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -257,25 +164,10 @@ class ChatRequest(_Request):
         return None
 
 
-class TokenizeRequest(Strict):
-    """`POST /tokenize`, in vLLM's format: the tokens of a prompt or a chat."""
-
-    model: str | None = Field(None, description="The model of this server, or one of its adapters; may be left out.")
-    prompt: Text | None = Field(None, description="The text.")
-    messages: Several[Message] | None = Field(None, description="A chat, instead of a prompt.")
-    return_token_strs: bool = Field(False, description="Return the tokens as the vocabulary spells them, too.")
-
-    @model_validator(mode="after")
-    def _one_source(self):
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("Give either prompt or messages.")
-        return self
-
-
 class Pace(Strict):
     """`POST /pace`: slow motion."""
 
-    seconds: float = Field(ge=0, le=2, description="The least number of seconds per iteration; 0 for full speed.")
+    seconds: float = Field(ge=0, le=2)  # the least per iteration
 
 
 def describe_errors(errors: list[dict[str, Any]]) -> tuple[str, str | None]:
@@ -293,23 +185,8 @@ def describe_errors(errors: list[dict[str, Any]]) -> tuple[str, str | None]:
     path_of = {error["type"]: path for error, path in relevant}
     if "extra_forbidden" in path_of:
         return f"This server does not know the parameter {'.'.join(path_of['extra_forbidden'])!a}: leave it out.", name
-    if name in NEUTRAL:
-        return f"This server does not support {name}: leave it out.", name
     if set(path_of) == {"missing"}:
         return f"The parameter {'.'.join(path_of['missing'])!a} is missing.", name
     # A parameter of several possible types has an error for each of them.
     reasons = dict.fromkeys(error["msg"].removeprefix("Value error, ") for error, _ in relevant)
     return (f"{name}: " if name else "") + "; or: ".join(reasons), name
-
-
-class Error(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """The body of every response to a failed request."""
-
-    error: Error

@@ -4,8 +4,7 @@ An HTTP request with several prompts becomes several requests in the engine, one
 response's *choices*, numbered prompt by prompt. The names of all of them start with the id of the response.
 
 The engine never waits for a client, so what a slow client has not read waits here: only deltas, so never more than its
-response (output_budget.py bounds that of all clients). A client that has fallen behind gets several outputs of a choice
-joined into one, and so catches up.
+response (output_budget.py bounds that of all clients).
 """
 
 import asyncio
@@ -15,8 +14,6 @@ from collections.abc import Callable, Hashable
 
 from ..server.output_delta import OutputDelta
 from .http_errors import DeadlinePassed, EngineFailed
-
-MAX_SEPARATE = 64  # a client with more unread outputs than these gets as many of a choice at once
 
 
 def engine_request_ids(response_id: str, num_prompts: int, n: int) -> list[str]:
@@ -67,8 +64,7 @@ class ResponseStream:
         self._cancel, self._timer = cancel, None
         self.on_close: Callable[[], object] = lambda: None
         self.read_at_end = False
-        self._unread: dict[int, deque[OutputDelta]] = {}  # by choice; the first one is read next
-        self._num_unread = 0
+        self._unread: deque[tuple[int, OutputDelta]] = deque()
         self._error: Exception | None = None
         self._readable = asyncio.Event()
         if deadline is not None:
@@ -96,32 +92,19 @@ class ResponseStream:
         await self._readable.wait()
         if self._error is not None:
             raise self._error
-        choice, output = self._take()
+        choice, output = self._unread.popleft()
+        if not self._unread:
+            self._readable.clear()
         if output.finish_reason is not None:
             self.num_unfinished -= 1
         if output.finish_reason == "error":
             raise EngineFailed(output.error)
         return choice, output
 
-    def _take(self) -> tuple[int, OutputDelta]:
-        """Take the next outputs of the choice that was read least recently."""
-        choice = next(iter(self._unread))
-        outputs = self._unread.pop(choice)
-        number = 1 if self._num_unread <= MAX_SEPARATE else min(MAX_SEPARATE, len(outputs))
-        taken = [outputs.popleft() for _ in range(number)]
-        self._num_unread -= number
-        if outputs:
-            self._unread[choice] = outputs
-        if not self._unread:
-            self._readable.clear()
-        return choice, taken[0] if number == 1 else OutputDelta.join(taken)
-
     def put(self, output: OutputDelta) -> None:
         """Hand the stream its next output."""
         if self._error is None:
-            choice = self._first_choice[output.request_id] + output.index
-            self._unread.setdefault(choice, deque()).append(output)
-            self._num_unread += 1
+            self._unread.append((self._first_choice[output.request_id] + output.index, output))
             if not self.read_at_end or output.finish_reason is not None:
                 self._readable.set()
 
@@ -130,6 +113,5 @@ class ResponseStream:
         if self.num_unfinished and self._error is None:
             self._error = error
             self._unread.clear()
-            self._num_unread = 0
             self._readable.set()
             self._cancel(self)

@@ -1,7 +1,7 @@
 """A request's outputs as an HTTP response: one JSON body, or a stream of server-sent events.
 
-A body with log-probabilities or prompts may have megabytes. It is formatted choice by choice while it is sent, so that
-the formatted text of a single choice waits for a slow client, and no long call keeps the event loop from running.
+A body with log-probabilities or prompts may have megabytes. It is formatted on another thread, so that no long call
+keeps the event loop from running.
 
 The headers of a stream, too, wait for the first token, so an error before it has a status of its own. An error after
 it is the stream's last event.
@@ -9,8 +9,9 @@ it is the stream's last event.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -48,11 +49,11 @@ async def respond(
             stream.read_at_end = True
             outputs = await while_connected(request, collect_outputs(stream))
             completion_tokens = sum(output.num_tokens for output in outputs)
-            parts = formatter.response_parts(outputs, usage(prompt_tokens, completion_tokens))
+            body = partial(formatter.response, outputs, usage(prompt_tokens, completion_tokens))
             if all(output.new_logprobs is None and not formatter.brings_prompt(output) for output in outputs):
-                return Response("".join(parts), media_type="application/json")
+                return Response(body(), media_type="application/json")
             cleanup.pop_all()  # the response closes the stream
-            return OutputResponse(stream, iterate_in_thread(parts), "application/json")
+            return OutputResponse(stream, made_in_thread(body), "application/json")
         first = await while_connected(request, anext(stream))
         cleanup.pop_all()
     return OutputResponse(stream, events(first, stream, formatter, prompt_tokens, include_usage), EVENT_STREAM)
@@ -66,10 +67,9 @@ async def collect_outputs(stream: ResponseStream) -> list[OutputDelta]:
     return [OutputDelta.join(parts[choice]) for choice in sorted(parts)]
 
 
-async def iterate_in_thread(parts: Iterator[str]) -> AsyncIterator[str]:
-    """Yield what an iterator yields, which takes a while: it runs on another thread."""
-    while (part := await asyncio.to_thread(next, parts, None)) is not None:
-        yield part
+async def made_in_thread(body: Callable[[], str]) -> AsyncIterator[str]:
+    """Yield a body that takes a while to make."""
+    yield await asyncio.to_thread(body)
 
 
 async def events(

@@ -55,11 +55,8 @@ class ServerMetrics:
         self.prompt_tokens = counter("prompt_tokens", "Tokens of accepted prompts.")
         self._tokens = counter("generated_tokens", "Generated tokens.")
         if engine_client.engine.config.speculative is not None:
-            self._drafts = {
-                "drafted": counter("drafted_tokens", "Drafts: guessed tokens that were verified."),
-                "accepted": counter("accepted_tokens", "Drafts that were right."),
-                "rejected": counter("rejected_tokens", "Drafts that were wrong, or followed a wrong one."),
-            }
+            self._drafted = counter("drafted_tokens", "Drafts: guessed tokens that were verified.")
+            self._accepted = counter("accepted_tokens", "Drafts that were right.")
         self._ttft = histogram("time_to_first_token", "Time from acceptance to the first token (TTFT).")
         self._itl = histogram("inter_token_latency", "Time between two tokens of a sequence (ITL).")
         self._e2e = histogram("request_latency", "Time from acceptance to the last token of a sequence (E2E).")
@@ -70,8 +67,8 @@ class ServerMetrics:
         self._iterations.inc(len(snapshot.passes))
         if self._client.engine.config.speculative is not None:
             drafted, accepted = snapshot.drafts
-            for name, count in {"drafted": drafted, "accepted": accepted, "rejected": drafted - accepted}.items():
-                self._drafts[name].inc(count)
+            self._drafted.inc(drafted)
+            self._accepted.inc(accepted)
         for output in outputs:
             sequence = (output.request_id, output.index)
             stream = self._client.stream_of(output.request_id)  # None if its client has left

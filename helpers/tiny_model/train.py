@@ -33,18 +33,10 @@ SHAPE = {"n_embd": 160, "n_layer": 4, "n_head": 5}  # heads of 32 dimensions, a 
 DRAFT_SHAPE, DRAFT_STEPS, DRAFT_LEARNING_RATE = {"n_embd": 64, "n_layer": 1, "n_head": 2}, 1000, 6e-3
 
 
-# The training text has questions and answers, and ends an answer with EOS. The model was not trained to call tools, but
-# a call that is required follows a grammar. Its notation is that of Hermes.
+# The training text has questions and answers, and ends an answer with EOS.
 CHAT_TEMPLATE = """\
-{%- if tools %}Tools:{% for tool in tools %} {{ tool.function.name }}{% endfor %}
-{% endif %}
 {%- for message in messages %}
-{%- if message.role == "assistant" %}Answer:{% if message.content %} {{ message.content }}{% endif %}
-{%- for call in message.tool_calls or [] %}
-<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor %}<|endoftext|>
+{%- if message.role == "assistant" %}Answer: {{ message.content }}<|endoftext|>
 {%- elif message.role == "user" %}Question: {{ message.content }}
 {% else %}{{ message.content }}
 {% endif %}

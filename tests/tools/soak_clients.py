@@ -5,7 +5,6 @@ send a few more, and wait for a line: a server is restarted meanwhile. At the en
 """
 
 import asyncio
-import contextlib
 import json
 import random
 import re
@@ -16,13 +15,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from helpers.sampling_params import MAX_STOP_LENGTH, MAX_STOP_STRINGS
-
 PATIENCE = 60.0  # seconds until a client reports that it got no response
 RETRY_AFTER = 0.5  # seconds until a client sends its request again, when there is no server
 OUTAGE = 0.02  # the fraction of all requests that are sent while a server is restarted
-FLOOD = 50  # connections of a client that floods the server
-LONG_STOPS = 0.1  # the fraction of well-behaved requests with the most and longest stop strings that are allowed
 
 
 async def all_clients(plan: dict) -> None:
@@ -57,7 +52,7 @@ class Client:
     def __init__(self, session: aiohttp.ClientSession, plan: dict, chance: random.Random):
         self.session, self.chance, self.client_timeout = session, chance, plan["client_timeout"]
         self.url = plan["url"] + "/v1/completions"
-        self.prompt, self.max_tokens, self.described, self.text, self.num_tokens = chance.choice(plan["pool"])
+        self.prompt, self.max_tokens, self.text, self.num_tokens = chance.choice(plan["pool"])
         self.stream, self.attempts = chance.random() < 0.5, 1
 
     async def run(self, kind: str) -> dict:
@@ -98,17 +93,10 @@ class Client:
         settings = {"prompt": self.prompt, "max_tokens": self.max_tokens, "temperature": 0, "stream": self.stream}
         if self.stream:
             settings["stream_options"] = {"include_usage": True}
-        if self.described is not None:
-            new = json.dumps(self.described).replace("%s", str(self.chance.random()))
-            settings["structured_outputs"] = json.loads(new)
-        elif self.chance.random() < LONG_STOPS:  # each begins as the text does, so it might end the text for a while
-            settings["stop"] = [(self.text[:number] + "#" * MAX_STOP_LENGTH)[:MAX_STOP_LENGTH]
-                                for number in range(MAX_STOP_STRINGS)]  # fmt: skip
         async with self.session.post(self.url, json=settings) as response:
-            if response.status in (429, 503):
+            if response.status == 429:
                 error = (await response.json())["error"]
-                has_reason = (response.status, error["code"]) in ((429, "queue_full"), (503, "too_many_connections"))
-                is_explained = has_reason and response.headers["Retry-After"] == "1"
+                is_explained = error["code"] == "queue_full" and response.headers["Retry-After"] == "1"
                 return "refused" if is_explained else f"refused without a reason: {error}"
             if response.status != 200:
                 return f"status {response.status}: {await response.text()}"
@@ -173,60 +161,13 @@ class Client:
                         await loop.sock_sendall(connection, b"x")
                         await asyncio.wait([reading], timeout=self.client_timeout / 10)
                     response = reading.result()
-                    is_explained = response == b"" or response.split()[1] in (b"408", b"503")
-                    return "cut off" if is_explained else f"a slow sender got {response!r}"
+                    return "cut off" if response == b"" else f"a slow sender got {response!r}"
             except TimeoutError:
                 return f"the server waits for a slow sender after {patience:g} s"
             except ConnectionError:
                 return "cut off"
             finally:
                 reading.cancel()
-
-    async def read_slowly(self) -> str:
-        """Ask for 30,000 log-probabilities, read them at 80 KB per second, and check that all have come."""
-        settings = {"prompt": [self.prompt] * 4, "max_tokens": 300, "temperature": 0}
-        settings |= {"ignore_eos": True, "logprobs": 20}
-        try:
-            async with self.session.post(
-                self.url, json=settings | {"stream": self.stream}, read_bufsize=2**12
-            ) as response:
-                content = b""
-                while part := await response.content.read(2**12):
-                    content += part
-                    await asyncio.sleep(0.05)
-        except (aiohttp.ClientError, ConnectionError):
-            return "cut off"  # its server may have been killed
-        if response.status in (429, 503):
-            return "refused"
-        parts = content.split(b"\n\n")[:-2] if self.stream else [content]
-        choices = [choice for part in parts for choice in json.loads(part.removeprefix(b"data: "))["choices"]]
-        num_tokens = sum(len(choice["logprobs"]["tokens"]) for choice in choices)
-        return "completed" if num_tokens == 4 * 300 else f"{num_tokens} tokens for a client that reads slowly"
-
-    async def describe(self) -> str:
-        """Describe an output that takes too long to compile."""
-        schema = {"type": "integer", "multipleOf": self.chance.randrange(10**7 + 1, 10**8, 2)}
-        try:
-            settings = {"prompt": self.prompt, "structured_outputs": {"json": schema}}
-            async with self.session.post(self.url, json=settings) as response:
-                is_explained = response.status in (400, 429, 503)
-                return "refused" if is_explained else f"a description that takes too long got {response.status}"
-        except (aiohttp.ClientError, ConnectionError):
-            return "cut off"  # its server may have been killed
-
-    async def flood(self) -> str:
-        """Open many connections at once, of which each sends slowly, or asks for a file and reads none of it."""
-
-        async def ask_and_never_read() -> str:
-            with await self._connected(receive_buffer=4096) as connection, contextlib.suppress(OSError):
-                asked = f"GET /page/page.js HTTP/1.1\r\nHost: {urlsplit(self.url).netloc}\r\n\r\n"
-                await asyncio.get_running_loop().sock_sendall(connection, asked.encode())
-                await asyncio.sleep(4 * self.client_timeout)
-            return "cut off"
-
-        kinds = [self.send_slowly, ask_and_never_read]
-        ends = await asyncio.gather(*[kinds[number % 2]() for number in range(FLOOD)])
-        return next((end for end in ends if end != "cut off"), "cut off")
 
     async def _connected(self, receive_buffer: int | None = None) -> socket.socket:
         """Return a connection, closed if there is no server."""

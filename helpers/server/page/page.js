@@ -62,11 +62,6 @@ function show() {
   setText($("iterations"), last ? (last.n + 1).toLocaleString("en") : "0");
   setText($("seconds"), last ? `${(1000 * seconds).toFixed(1)} ms` : "–");
   setText($("row-use"), timeline.rowUse === null ? "–" : `${(100 * timeline.rowUse).toFixed(0)} %`);
-  $("drafts").hidden = !now.drafts;
-  if (now.drafts) {
-    const [drafted, accepted] = now.drafts;
-    setText($("acceptance"), drafted ? `${accepted} of ${drafted}` : "–");
-  }
   setText($("queue-count"), `${waiting} waiting, of at most ${now.max_queue}`);
   showQueue();
   $("blocks").hidden = !blocks;
@@ -258,14 +253,6 @@ $("pace").addEventListener("change", async () => {
 
 $("view").addEventListener("change", () => {
   timeline.view = +$("view").value;
-  timeline.draw();
-});
-
-$("freeze").addEventListener("click", () => {
-  const frozen = $("freeze").getAttribute("aria-pressed") === "false";
-  $("freeze").setAttribute("aria-pressed", frozen);
-  $("frozen").hidden = !frozen;
-  timeline.freeze(frozen);
   timeline.draw();
 });
 

@@ -50,7 +50,6 @@ export class Timeline {
   groups = [{ name: "", rows: 0 }]; // the replicas, from top to bottom
   #iterations = new Map(); // by the name of the replica
   #newest = null;
-  #frozen = null;
 
   constructor(canvas) {
     this.canvas = canvas;
@@ -76,10 +75,6 @@ export class Timeline {
     this.#newest = null;
   }
 
-  freeze(frozen) {
-    this.#frozen = frozen ? new Map([...this.#iterations].map(([name, list]) => [name, [...list]])) : null;
-  }
-
   /** Return the last iteration of a replica, or undefined. */
   last(name) {
     return this.#iterations.get(name)?.at(-1);
@@ -99,8 +94,7 @@ export class Timeline {
     context.textBaseline = "middle";
     const colors = palette();
     const fills = Object.fromEntries(Object.keys(KINDS).map((kind) => [kind, pattern(context, kind, colors)]));
-    const all = this.#frozen ?? this.#iterations;
-    const shown = new Map(groups.map(({ name }) => [name, (all.get(name) ?? []).slice(-this.view)]));
+    const shown = new Map(groups.map(({ name }) => [name, (this.#iterations.get(name) ?? []).slice(-this.view)]));
     const cells = [...shown.values()].flat().flatMap(({ slots }) => slots);
     const useful = cells.filter((slot) => slot && (slot[1] === "prefill" || slot[1] === "decode"));
     this.rowUse = cells.length ? useful.length / cells.length : null;
