@@ -14,7 +14,7 @@ OLDEST_TESTS := families models kv_cache executor batch_invariant sampling ragge
 # The slow tests run in two streams. Most tests of the second one wait, for a browser or for processes that start. The
 # simulator's tests compute; they are there because the first stream is the longer one.
 SLOW := $(shell grep -ls pytest.mark.slow tests/test_*.py)
-SECOND := $(filter $(foreach name,cluster page playground simulator site vllm_replica,tests/test_$(name).py),$(SLOW))
+SECOND := $(filter $(foreach name,cluster page playground simulator site,tests/test_$(name).py),$(SLOW))
 # These run in the stream of the lessons, which is the shorter one. The tests of exercises compute the same cases, and a copy
 # for students has none of them.
 OF_EXERCISES := $(if $(wildcard tests/answers),checks exercises grading)

@@ -29,10 +29,6 @@ def test_the_number_of_replicas_may_be_a_range(given, expected):
         (["--replicas", "two"], "not 'two'"),
         (["--target", "0"], "--target must be a number above 0, not 0.0"),
         (["--autoscale-interval", "nan"], "--autoscale-interval must be a number above 0, not nan"),
-        (["--engine", "vllm", "--policy", "longest_first"], "--policy longest_first is for the course's engine"),
-        (["--engine", "vllm", "--weights", "int8"], "--weights is for the course's engine"),
-        (["--engine", "vllm", "--kv-cache", "int8"], "--kv-cache is for the course's engine"),
-        (["--engine", "vllm", "--engine-args", "[]"], "give a JSON object, such as"),
     ],
 )
 def test_an_option_outside_its_range_is_refused_with_the_reason(arguments, reason, capsys):

@@ -35,7 +35,6 @@ class ReplicaInfo:
         tokenizer: turns text into token ids and back.
         num_blocks, block_size: of its KV cache; None if a sequence needs only a row.
         node_id: Ray's id of the node that it runs on; a machine can have several.
-        unsupported: the sampling parameters that its engine does not have.
         adapters: the names of its adapters, each with the salt of the hashes of its blocks.
     """
 
@@ -47,7 +46,6 @@ class ReplicaInfo:
     num_blocks: int | None
     block_size: int | None
     node_id: str | None = None
-    unsupported: tuple[str, ...] = ()
     adapters: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -109,7 +107,6 @@ class Replica(EngineThread):
             engine.tokenizer,
             blocks and blocks.num_blocks,
             blocks and blocks.block_size,
-            unsupported=getattr(engine, "unsupported", ()),
             adapters={name: adapter.digest for name, adapter in loaded_adapters(engine).items()},
         )
 
@@ -188,7 +185,7 @@ class Replica(EngineThread):
         return outputs
 
     def _num_failures(self) -> int:
-        return getattr(getattr(self.engine, "runner", None), "num_failures", 0)  # vLLM has no runner of ours
+        return getattr(self.engine.runner, "num_failures", 0)  # only the runner of a split model counts them
 
     def _deliver(self, outputs: list[OutputDelta], snapshot: Snapshot) -> None:
         self._report.outputs += outputs
