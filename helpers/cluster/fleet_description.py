@@ -1,12 +1,11 @@
 """All replicas as one engine, as far as the server needs it: what can be asked of them. It runs nothing."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 
 from ..engine import EngineConfig, SamplingParams
 from ..engine.block_manager import BlockManager
-from ..engine.hooks import Feature, attach_features
+from ..engine.hooks import attach_features
 from ..engine.validation import RequestValidator
 from .replica import ReplicaInfo
 
@@ -18,15 +17,6 @@ class ResumableValidator(RequestValidator):
         max_tokens = super().check_counts(prompt_tokens, params)
         self.check_recomputation(prompt_tokens, max_tokens)
         return max_tokens
-
-
-class FleetAdapters(Feature):
-    """Names the adapters that all replicas have loaded."""
-
-    name, options = "adapters", frozenset({"adapter"})
-
-    def __init__(self, loaded: Mapping[str, bytes]):
-        self.loaded = loaded
 
 
 class FleetDescription:
@@ -59,6 +49,5 @@ class FleetDescription:
         unrun = SimpleNamespace(  # features check requests here, and do nothing else
             config=plain, tokenizer=info.tokenizer, model_info=info.model_info, validator=self.validator, scheduler=None
         )
-        adapters = (FleetAdapters(info.adapters),) if info.adapters else ()
-        self.validator.features = attach_features(unrun) + adapters
+        self.validator.features = attach_features(unrun)
         self.block_manager = blocks and SimpleNamespace(num_blocks=num_replicas * info.num_blocks)

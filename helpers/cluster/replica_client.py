@@ -130,11 +130,7 @@ class ReplicaClient(EngineClient):
     ) -> None:
         max_tokens = self.engine.validator.check_counts(len(token_ids), params)
         self._dispatch_waiting()  # they arrived before
-        salt = b"" if adapter is None else self.engine.info.adapters[adapter]
-        arrival = next(self._arrivals)
-        self._dispatch(
-            DispatchedRequest(engine_id, token_ids, params, max_tokens, priority, arrival, adapter=adapter, salt=salt)
-        )
+        self._dispatch(DispatchedRequest(engine_id, token_ids, params, max_tokens, priority, next(self._arrivals)))
 
     def _send_abort(self, engine_id: str) -> None:
         if (request := self.dispatcher.requests.get(engine_id)) is None:
@@ -183,10 +179,9 @@ class ReplicaClient(EngineClient):
             insort(self._waiting, request, key=self._rank)
             return None
         generated = {index: list(token_ids) for index, token_ids in request.generated.items()}
-        options = {} if request.adapter is None else {"adapter": request.adapter}
         try:
             self.replicas[name].add(
-                request.request_id, request.prompt_token_ids, request.params, request.priority, generated, **options
+                request.request_id, request.prompt_token_ids, request.params, request.priority, generated
             )
         except BaseException:
             self.dispatcher.forget(request)

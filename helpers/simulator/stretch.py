@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from ..engine import BlockManager, FirstComeFirstServed, LongestFirst, Plan, Scheduler, ShortestFirst, Static
 from ..engine.block_manager import UnlimitedMemory
-from .cost_model import CostModel, count_adapters
+from .cost_model import CostModel
 
 ORDER_IS_FIXED = (FirstComeFirstServed, LongestFirst, ShortestFirst)  # while no sequence arrives, however long it waits
 
@@ -93,8 +93,7 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
     if most < 1:
         return None
     rows, keys = len(running), sum(len(sequence.token_ids) for sequence in running)
-    adapters = count_adapters(running)
-    seconds = [cost.of(1, 0, rows, rows, keys + iteration * rows, 0, adapters) for iteration in range(most)]
+    seconds = [cost.of(1, 0, rows, rows, keys + iteration * rows, 0) for iteration in range(most)]
     return Stretch(scheduler, now, seconds, list(accumulate(seconds, initial=now))[1:], events)
 
 
