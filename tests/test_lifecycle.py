@@ -5,7 +5,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from helpers.cluster.autoscaling import QueueLengthAutoscaler
-from helpers.cluster.lifecycle import DRAINING, ENDED, READY, STARTING, Drain, Member, Start, next_change
+from helpers.cluster.lifecycle import DRAINING, READY, STARTING, Drain, Member, Start, next_change
 from tests.support.autoscalers import with_window
 
 MOST = 4
@@ -14,15 +14,15 @@ MOST = 4
 class Replicas:
     """Replicas that exist on paper: they do what the rules say, and get ready, lost or empty when a test says so."""
 
-    def __init__(self, wanted: int, cores: int):
+    def __init__(self, wanted: int):
         self.members: list[Member] = []
-        self.wanted, self.cores, self.generation, self.loads = wanted, cores, 0, {}
+        self.wanted, self.generation, self.loads = wanted, 0, {}
         self.change()
 
     def change(self) -> None:
         """Follow the rules until there is nothing to do."""
         for _ in range(4 * MOST):
-            change = next_change(self.members, self.wanted, self.generation, self.has_room, self.load)
+            change = next_change(self.members, self.wanted, self.generation, self.load)
             if change is None:
                 return
             if isinstance(change, Start):
@@ -32,9 +32,6 @@ class Replicas:
             else:
                 change.member.state = DRAINING
         raise AssertionError("the rules do not come to an end")
-
-    def has_room(self) -> bool:
-        return len(self.members) < self.cores
 
     def load(self, member: Member) -> int:
         return self.loads.get(member, 0)
@@ -52,15 +49,11 @@ class Replicas:
 
     def end_draining(self) -> None:
         for one in self.in_state(DRAINING)[:1]:
-            one.state = ENDED
-
-    def free_cores(self) -> None:
-        for one in self.in_state(ENDED)[:1]:
             self.members.remove(one)
 
     def settle(self) -> None:
         """Let every replica that starts get ready, and every one that drains end."""
-        steps = {STARTING: self.get_ready, DRAINING: self.end_draining, ENDED: self.free_cores}
+        steps = {STARTING: self.get_ready, DRAINING: self.end_draining}
         while state := next((state for state in steps if self.in_state(state)), None):
             steps[state]()
             self.change()
@@ -70,7 +63,6 @@ events = st.lists(
     st.one_of(
         st.just(("get_ready",)),
         st.just(("end_draining",)),
-        st.just(("free_cores",)),
         st.tuples(st.just("lose"), st.integers(0, MOST)),
         st.tuples(st.just("want"), st.integers(1, MOST)),
         st.just(("restart",)),
@@ -80,9 +72,9 @@ events = st.lists(
 
 
 @settings(max_examples=400, phases=[Phase.generate])
-@given(events=events, cores=st.integers(1, MOST + 2))
-def test_whatever_happens_the_replicas_that_are_wanted_are_there_in_the_end(events, cores):
-    replicas = Replicas(wanted=2, cores=cores)
+@given(events=events)
+def test_whatever_happens_the_replicas_that_are_wanted_are_there_in_the_end(events):
+    replicas = Replicas(wanted=2)
     for name, *arguments in events:
         if name == "want":
             replicas.wanted = arguments[0]
@@ -90,9 +82,9 @@ def test_whatever_happens_the_replicas_that_are_wanted_are_there_in_the_end(even
             replicas.generation += 1
         else:
             getattr(replicas, name)(*arguments)
-        before = len(replicas.members)
         replicas.change()
-        assert len(replicas.members) <= max(before, replicas.wanted, cores), "more replicas than cores"
+        active = [one for one in replicas.members if one.state != DRAINING]
+        assert len(active) == replicas.wanted
     replicas.settle()
     assert [one.state for one in replicas.members] == [READY] * replicas.wanted
     assert {one.generation for one in replicas.members} == {replicas.generation}
@@ -101,15 +93,15 @@ def test_whatever_happens_the_replicas_that_are_wanted_are_there_in_the_end(even
 
 
 def test_the_replica_with_the_least_work_drains_first_and_the_newest_of_equal_ones():
-    replicas = Replicas(wanted=3, cores=3)
+    replicas = Replicas(wanted=3)
     replicas.settle()
     first, second, third = replicas.members
     replicas.loads = {first: 2, second: 1, third: 1}
-    assert next_change(replicas.members, 2, 0, replicas.has_room, replicas.load) == Drain(third)
+    assert next_change(replicas.members, 2, 0, replicas.load) == Drain(third)
 
 
 def test_a_replica_that_starts_and_is_not_wanted_any_more_never_gets_ready():
-    replicas = Replicas(wanted=2, cores=4)
+    replicas = Replicas(wanted=2)
     replicas.settle()
     replicas.wanted = 3
     replicas.change()
@@ -119,15 +111,12 @@ def test_a_replica_that_starts_and_is_not_wanted_any_more_never_gets_ready():
     assert [one.state for one in replicas.members] == [READY, READY]
 
 
-def test_a_replica_that_drains_is_not_wanted_again_and_without_room_another_starts_once_it_is_gone():
-    replicas = Replicas(wanted=2, cores=2)
+def test_a_replica_that_drains_is_not_wanted_again():
+    replicas = Replicas(wanted=2)
     replicas.settle()
     for replicas.wanted in (1, 2):
         replicas.change()
-        assert [one.state for one in replicas.members] == [READY, DRAINING]
-    replicas.end_draining()
-    replicas.free_cores()
-    assert next_change(replicas.members, 2, 0, replicas.has_room, replicas.load) == Start(1)
+    assert [one.state for one in replicas.members] == [READY, DRAINING, STARTING]
 
 
 # --- how many there should be ---------------------------------------------------------------------------------------

@@ -140,7 +140,6 @@ def _make_app(started: list, options: ClusterOptions):
         replicas=replicas,
         router=ROUTERS[options.router](),
         start_replica=source.start_replica,
-        has_room=source.has_room,
         timeout=options.replica_timeout,
         drain_grace=options.grace,
         autoscaler=autoscaler,

@@ -29,7 +29,6 @@ class DispatchedRequest:
         params: how to continue it.
         max_tokens: the most tokens of an output.
         priority: as for `EngineCore.add_request`.
-        arrival: counts the requests, for their order.
         generated: the tokens delivered so far of each unfinished output, by index.
         replica: the replica that has the request; None if none has it now.
         num_losses: how many replicas were lost while they had the request.
@@ -40,7 +39,6 @@ class DispatchedRequest:
     params: SamplingParams
     max_tokens: int
     priority: int = 0
-    arrival: int = 0
     generated: dict[int, list[int]] = field(init=False)
     replica: Hashable = field(default=None, init=False)
     num_losses: int = field(default=0, init=False)

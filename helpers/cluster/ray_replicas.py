@@ -142,7 +142,7 @@ class RayReplicas:
         self._actor_cls = ray.remote(ReplicaActor)
 
     async def start_replica(self) -> RayReplica:
-        """Start a replica and return it once its model is loaded.
+        """Start a replica, as soon as a node of Ray has cores for it, and return it once its model is loaded.
 
         Raises:
             ValueError: the settings or the model are refused.
@@ -164,14 +164,6 @@ class RayReplicas:
     async def start_replicas(self, number: int) -> list[RayReplica]:
         """Start several replicas at once."""
         return await asyncio.gather(*(self.start_replica() for _ in range(number)))
-
-    def has_room(self) -> bool:
-        """Return whether one of Ray's nodes has cores and GPUs for another replica; no, if Ray does not say."""
-        with contextlib.suppress(Exception):
-            nodes = ray._private.state.available_resources_per_node().values()  # the public function adds up all nodes
-            needed = {"CPU": self._settings.num_cpus, "GPU": self._settings.num_gpus}
-            return any(all(node.get(kind, 0) >= number for kind, number in needed.items()) for node in nodes)
-        return False
 
     def shutdown(self) -> None:
         """End all replicas, and Ray if it was started here."""

@@ -69,10 +69,6 @@ class ReplicaLost(Exception):
     """A replica has ended, or it does not respond."""
 
 
-class ModelLost(BaseException):
-    """Processes that share the replica's model have failed. It is no Exception: the engine's thread ends with it."""
-
-
 class Replica(EngineThread):
     """An engine that collects its outputs in reports. Its methods must be called from one event loop.
 
@@ -169,18 +165,11 @@ class Replica(EngineThread):
         return self.engine.block_manager.take_cache_events() if self._prefix_caching else []
 
     def _timed_step(self) -> list[OutputDelta]:
-        """Run an iteration. If processes of a split model fail, stop instead: requests go on at other replicas."""
-        failures, self._step_started = self._num_failures(), time.perf_counter()
+        self._step_started = time.perf_counter()
         try:
-            outputs = self._step()
+            return self._step()
         finally:
             self._step_started = None
-        if self._num_failures() > failures:
-            raise ModelLost("processes that share its model have failed")
-        return outputs
-
-    def _num_failures(self) -> int:
-        return getattr(self.engine.runner, "num_failures", 0)  # only the runner of a split model counts them
 
     def _deliver(self, outputs: list[OutputDelta], snapshot: Snapshot) -> None:
         self._report.outputs += outputs
