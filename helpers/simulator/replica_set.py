@@ -22,7 +22,6 @@ from ..engine import Sequence
 from .fleet_result import FleetResult, Lifetime
 from .simulated_replica import FinishedRequest, FleetClock, SimulatedReplica
 
-MOST_FAILURES = 10_000  # in a row, while requests wait or run and none finishes
 COUNTS = ("iterations", "preemptions", "busy_seconds", "computed_tokens")  # what is kept of a replica that stops
 
 
@@ -79,7 +78,7 @@ class ReplicaSet:
         self._make_replica, self._router, self._on_finish = make_replica, router, on_finish
         self._start_seconds, self._autoscaler = start_seconds, autoscaler
         self._most_places = replicas if autoscaler is None else inf
-        self._resumed = self._lost_tokens = self._failures_in_a_row = 0
+        self._resumed = self._lost_tokens = 0
         self._numbers, self._order = itertools.count(), itertools.count()
         # Two heaps. An entry of the first is out of date if its replica is busy until another time.
         self._due: list[tuple[float, int]] = []
@@ -105,7 +104,7 @@ class ReplicaSet:
             For each arrival, its time, once everything up to then has happened; at last, infinity.
 
         Raises:
-            ValueError: the next failure is not valid, or replicas fail so often that no request finishes.
+            ValueError: the next failure is not valid.
         """
         for number, (time, sequence) in enumerate(arrivals):
             if number == 0 and self._autoscaler is not None:
@@ -149,8 +148,6 @@ class ReplicaSet:
                 continue
             replica.advance(time)
             self.unfinished -= len(replica.finished)
-            if replica.finished:
-                self._failures_in_a_row = 0
             for finished in replica.finished:
                 self._on_finish(finished)
             replica.finished.clear()
@@ -234,12 +231,6 @@ class ReplicaSet:
         member = next((one for one in self._members.values() if one.place == place), None)
         if member is None:
             return
-        self._failures_in_a_row += self.unfinished > 0
-        if self._failures_in_a_row > MOST_FAILURES:
-            raise ValueError(
-                f"Replicas failed {MOST_FAILURES} times, up to {self.clock.now:.6g} s, while no request finished: "
-                f"let them fail less often, or start sooner (start_seconds is {self._start_seconds:g})."
-            )
         sequences = member.replica.fail(self.clock.now)
         end = self._stop(member, self.clock.now)
         if not member.is_draining:

@@ -93,7 +93,7 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
     if most < 1:
         return None
     rows, keys = len(running), sum(len(sequence.token_ids) for sequence in running)
-    seconds = [cost.of(1, 0, rows, rows, keys + iteration * rows, 0) for iteration in range(most)]
+    seconds = [cost.of(1, rows, keys + iteration * rows, 0) for iteration in range(most)]
     return Stretch(scheduler, now, seconds, list(accumulate(seconds, initial=now))[1:], events)
 
 
