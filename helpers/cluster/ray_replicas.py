@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -183,8 +183,7 @@ def _init_ray(init: Callable[[], object], attempts: int) -> None:
     older = psutil.Process().children(recursive=True)
     for attempts_left in reversed(range(attempts)):
         try:
-            with _default_sigterm():
-                init()
+            init()
             return
         except Exception as error:  # of many types
             # The rest of Ray's processes would go on and delay the next attempt.
@@ -194,22 +193,6 @@ def _init_ray(init: Callable[[], object], attempts: int) -> None:
             if not attempts_left:
                 raise RayNotStarted(f"Ray is not available: {error}") from error
             logger.warning("Ray did not start, and is started again: %s", error)
-
-
-@contextlib.contextmanager
-def _default_sigterm() -> Iterator[None]:
-    """Let SIGTERM end this process at once while Ray starts; Ray's processes end with it.
-
-    Ray's own handler runs only between two instructions of Python, so never while a native call of Ray hangs.
-    """
-    utils, handlers = ray._private.utils, []
-    install, utils.set_sigterm_handler = utils.set_sigterm_handler, handlers.append
-    try:
-        yield
-        for handler in handlers:
-            install(handler)
-    finally:
-        utils.set_sigterm_handler = install
 
 
 def _start_ray(**options) -> None:
