@@ -9,6 +9,7 @@ from math import inf, nan
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from test_lockstep import generate
 
 from helpers.cluster.lockstep import LockstepReplicas
 from helpers.cluster.routing import (
@@ -149,7 +150,7 @@ def test_a_simulated_fleet_routes_as_replicas_in_lock_step_do(workload, router):
     simulate_fleet(at_steps, config, CostModel(iterations=1.0), 2, fleet)
     replicas = LockstepReplicas([Simulator(config) for _ in range(2)], lockstep)
     prompts, params = [one.prompt for one in requests], [SamplingParams(one.output_tokens) for one in requests]
-    replicas.generate(prompts, params, steps)
+    generate(replicas, prompts, params, steps)
     assert fleet.free_rows == lockstep.free_rows
     assert fleet.loads == lockstep.loads
     assert fleet.choices == lockstep.choices
