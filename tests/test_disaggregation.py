@@ -30,7 +30,7 @@ def disaggregated(
     workload=workloads(),
     numbers=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     seconds_per_token=st.sampled_from([0.0, 1e-4, 0.1]),
-    gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.02, 0.3]), st.booleans(), st.integers(0, 2)), max_size=8),
+    gaps=st.lists(st.tuples(st.sampled_from([0.0, 0.02, 0.3]), st.integers(0, 2)), max_size=8),
     scales=st.tuples(st.booleans(), st.booleans()),
     start_seconds=st.sampled_from([0.0, 0.05, 1.0]),
     wrap=st.sampled_from([FreeRowsFirst, lambda router: router]),
@@ -39,14 +39,12 @@ def test_each_token_is_computed_once_by_the_right_kind_of_replica_and_again_only
     workload, numbers, seconds_per_token, gaps, scales, start_seconds, wrap
 ):
     config, requests = workload
-    failures = [[], []]
-    for time, (_, decodes, place) in zip(itertools.accumulate(gap for gap, _, _ in gaps), gaps, strict=True):
-        failures[decodes].append((time, place % numbers[decodes]))
+    times = itertools.accumulate(gap for gap, _ in gaps)
+    failures = [(time, place % numbers[1]) for time, (_, place) in zip(times, gaps, strict=True)]
     results = []
     for skip in (True, False):
         scalers = [with_window(2)(1, 3, target=2, interval=0.1) if one else None for one in scales]
-        options = {f"{kind}_failures": failures[number] for number, kind in enumerate(("prefill", "decode"))}
-        options |= {f"{kind}_autoscaler": scalers[number] for number, kind in enumerate(("prefill", "decode"))}
+        options = {"prefill_autoscaler": scalers[0], "decode_autoscaler": scalers[1], "decode_failures": failures}
         options |= {"wrap": wrap, "start_seconds": start_seconds}
         with stretches(skip):
             results.append(disaggregated(requests, config, COST, *numbers, seconds_per_token, **options))
@@ -79,19 +77,6 @@ def test_the_keys_and_values_on_a_decode_replica_that_fails_are_computed_again_o
     assert result.computed_tokens[3:] == [3, 5 + 14 + 1 + 31, 0]
     assert sorted(zip(result.prompt_tokens, result.last_tokens, strict=True)) == [(10, 8.0), (20, 6.0), (30, 9.0)]
     assert result.lifetimes[3:] == [Lifetime(0.0, 0.0, 4.0), Lifetime(0.0, 0.0, 9.0), Lifetime(4.0, 13.0, 9.0)]
-
-
-def test_a_prompt_whose_prefill_replica_fails_is_computed_on_another_one_before_it_moves():
-    requests = [TimedRequest(0.0, 10, 3)]
-    config = EngineConfig(max_batch_size=4, max_tokens_per_step=4)
-    result = disaggregated(
-        requests, config, SECOND, 2, 1, 0.1, prefill_failures=[(1.5, 0), (7.5, 0)], start_seconds=0.5
-    )
-    # 8 of 10 tokens are computed when the replica fails at 2.0; the other one ends at 5.0, and the transfer at 6.0.
-    assert (result.resumed, result.lost_tokens) == (1, 8)
-    assert result.computed_tokens == [8, 10, 0, 0, 2]
-    assert (list(result.first_tokens), list(result.last_tokens)) == ([5.0], [8.0])
-    assert result.prefill_replicas == 4  # one more fails without requests, while the decodes go on
 
 
 def test_each_kind_of_replica_grows_with_its_own_requests():

@@ -40,7 +40,6 @@ def simulate_disaggregated(
     *,
     seconds_per_token: float,
     decode_config: EngineConfig | None = None,
-    prefill_failures: Iterable[tuple[float, int]] = (),
     decode_failures: Iterable[tuple[float, int]] = (),
     prefill_autoscaler: Any = None,
     decode_autoscaler: Any = None,
@@ -58,7 +57,7 @@ def simulate_disaggregated(
         seconds_per_token: how long the keys and values of a token take from one replica to another.
         decode_config: the settings of the decode replicas; `config` if omitted. They cache no prefixes, and take a
             request in while others decode.
-        prefill_failures, decode_failures: as `failures` of `simulate_fleet`, for each kind of replica.
+        decode_failures: as `failures` of `simulate_fleet`, of the decode replicas.
         prefill_autoscaler, decode_autoscaler: as its `autoscaler`. Each one sees the requests on its kind of replica.
         start_seconds: how long a replica takes from its start until it is ready.
 
@@ -73,7 +72,7 @@ def simulate_disaggregated(
     decode_config = replace(decode_config or config, prefix_caching=False, mixed_batches=True)
     result = FleetResult()
     transfers = _Transfers(seconds_per_token, result.add)
-    make_replica, events = partial(SimulatedReplica, config, cost), (prefill_failures, prefill_autoscaler)
+    make_replica, events = partial(SimulatedReplica, config, cost), ((), prefill_autoscaler)
     prefills = ReplicaSet(make_replica, prefill_replicas, prefill_router, transfers.begin, start_seconds, *events)
     make_replica, events = partial(DecodeReplica, decode_config, cost), (decode_failures, decode_autoscaler)
     decodes = ReplicaSet(make_replica, decode_replicas, decode_router, result.add, start_seconds, *events)
