@@ -85,14 +85,10 @@ def test_the_command_routes_as_the_front_end_does_to_replicas_with_a_free_row(tr
     "arguments, reason",
     [
         (["--replicas", "0"], "sizes are like 4, 1..8 or 1,2,4, not '0'"),
-        (["--replicas", "4..2"], "not '4..2'"),
         (["--slo", "itl=1"], "limits are some of ttft=SECONDS,tpot=SECONDS,e2e=SECONDS, not 'itl=1'"),
-        (["--slo", "ttft"], "not 'ttft'"),
         (["--share", "99"], "--share is above 0 and at most 1, not 99"),
-        (["--autoscale", "0..2"], "sizes are like 4, 1..8 or 1,2,4, not '0..2'"),
         (["--autoscale", "1..2", "--target", "0"], "above 0, not 0.0"),
         (["--disaggregate", "1:1,2:0"], "pairs are like 2:1, 1:1,2:1 or 1..4:2, not '1:1,2:0'"),
-        (["--disaggregate", "1:1:1"], "not '1:1:1'"),
         (["--rate", "0"], "above 0, not 0"),
         (["--requests", "0"], "--requests is at least 1, not 0"),
         (["--cost", "nowhere.json"], "nowhere.json"),
@@ -100,7 +96,6 @@ def test_the_command_routes_as_the_front_end_does_to_replicas_with_a_free_row(tr
         (["--trace", __file__], "is not a trace"),
         (["--trace", "nowhere.csv"], "cannot open nowhere.csv: No such file or directory."),
         (["--price-per-hour", "-1"], "at least 0"),
-        (["--rows", "5000"], "allow more tokens or fewer rows"),
         (["--blocks", "1", "--block-size", "1"], "need 2 blocks of 1 tokens, and this engine has 1"),
     ],
 )
