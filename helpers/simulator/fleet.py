@@ -51,15 +51,15 @@ def simulate_fleet(
         cost: the seconds of an iteration.
         replicas: how many there are when the first request arrives.
         router: chooses the replica of each request.
-        failures: (seconds, place) of each failure, in order of time. Places count from 0, and each has at most one
-            replica. A failure at an empty place has no effect.
+        failures: (seconds, place) of each failure. Places count from 0, and each has at most one replica. A failure at
+            an empty place has no effect.
         autoscaler: decides the number of replicas at regular intervals after the first arrival, such as a
             `cluster.autoscaling.QueueLengthAutoscaler`; None for no change.
         start_seconds: how long a replica takes from its start until it is ready. If none is ready, requests wait.
 
     Raises:
-        ValueError: there is no replica or no request, requests or failures are not in order of time, a request can
-            never run, prefix caching is on for prompts without token ids, or a setting is outside its range.
+        ValueError: there is no replica or no request, requests are not in order of time, a request can never run,
+            prefix caching is on for prompts without token ids, or a setting is outside its range.
     """
     result = FleetResult()
     make_replica = partial(SimulatedReplica, config, cost)

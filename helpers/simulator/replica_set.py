@@ -90,7 +90,7 @@ class ReplicaSet:
         for place in range(replicas):
             self._start(place, -inf, ready=-inf)
         self.check = partial(self._ready[0].replica.check, may_move=bool(failures))
-        self._plan_failure(iter(failures))
+        self._plan_failures(failures)
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -102,9 +102,6 @@ class ReplicaSet:
 
         Yields:
             For each arrival, its time, once everything up to then has happened; at last, infinity.
-
-        Raises:
-            ValueError: the next failure is not valid.
         """
         for number, (time, sequence) in enumerate(arrivals):
             if number == 0 and self._autoscaler is not None:
@@ -211,23 +208,21 @@ class ReplicaSet:
 
     # --- failures -------------------------------------------------------------------------------------------------
 
-    def _plan_failure(self, failures: Iterator[tuple[float, int]]) -> None:
-        """Let the next replica fail; the failure after it is read once this one has happened.
+    def _plan_failures(self, failures: Iterable[tuple[float, int]]) -> None:
+        """Let replicas fail.
 
         Raises:
-            ValueError: the failure has no place, is earlier than the one before, or is not at a finite time.
+            ValueError: a failure has no place, or is not at a finite time.
         """
         for time, place in failures:
-            if not (isfinite(time) and time >= self.clock.now):
-                raise ValueError(f"A failure at {time} follows one at {self.clock.now}: give finite times, sorted.")
+            if not isfinite(time):
+                raise ValueError(f"A failure is at {time}, which is not a finite number of seconds.")
             if not 0 <= place < self._most_places:
                 places = "places" if self._most_places == inf else f"{self._most_places} places"
                 raise ValueError(f"There is no place {place} that could fail: the {places} count from 0.")
-            self._plan(time, partial(self._fail, place, failures))
-            return
+            self._plan(time, partial(self._fail, place))
 
-    def _fail(self, place: int, failures: Iterator[tuple[float, int]]) -> None:
-        self._plan_failure(failures)
+    def _fail(self, place: int) -> None:
         member = next((one for one in self._members.values() if one.place == place), None)
         if member is None:
             return
