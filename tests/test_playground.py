@@ -121,17 +121,13 @@ def test_a_failed_replica_has_no_load_until_another_one_takes_its_place():
     assert requests == playground_fleet.DEFAULTS["requests"] + shown["moved"]
 
 
-def test_an_autoscaled_fleet_shows_the_load_and_the_number_of_each_kind_of_replica():
-    shown = playground_fleet.run({"scaling": "autoscaled", "target": 4, "prefills": 2, "failure": 50}, 3)
-    names = [f"{one['name']} ({one['unit']})" for one in shown["pictures"]]
-    prefill, prefills, decode, decodes = shown["pictures"]
-    assert shown["name"] == "1..2:1..3" and 2 < shown["mean_size"] < 5
-    kinds = "prefill all (tokens)", "prefill number (replicas)", "decode all (tokens)", "decode number (replicas)"
-    assert tuple(names) == kinds
-    assert prefill["requests"] == playground_fleet.DEFAULTS["requests"]
-    assert decode["requests"] == prefill["requests"] + shown["moved"] and shown["moved"] > 0
-    assert max(prefills["values"]) == 2 and max(decodes["values"]) == 3
-    assert prefills["values"][-1] == decodes["values"][-1] == 0 and decodes["times"][-1] == shown["seconds"]
+def test_an_autoscaled_fleet_shows_the_load_and_the_number_of_its_replicas():
+    shown = playground_fleet.run({"scaling": "autoscaled", "target": 4, "failure": 50}, 3)
+    load, number = shown["pictures"]
+    assert [(one["name"], one["unit"]) for one in (load, number)] == [("all", "tokens"), ("number", "replicas")]
+    assert shown["name"] == "1..3" and 1 < shown["mean_size"] < 3
+    assert load["requests"] == playground_fleet.DEFAULTS["requests"] + shown["moved"] and shown["moved"] > 0
+    assert max(number["values"]) == 3 and number["values"][-1] == 0 and number["times"][-1] == shown["seconds"]
 
 
 def test_the_files_on_the_site_are_enough_to_run_the_engine_and_a_fleet(tmp_path):

@@ -52,8 +52,6 @@ def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace,
     fleets = ["--replicas", "3", "--autoscale", "1..3", "--start-seconds", "5", "--price-per-hour", "3600"]
     assert main([*trace, *fleets, "--disaggregate", "1:1", "--slo", "ttft=100"]) == 0
     text = capsys.readouterr().out
-    assert main([*trace, *fleets, "--disaggregate", "1..2:1..3", "--target", "1"]) == 0
-    scaling = rows(capsys.readouterr().out)[-1]
     head, fixed, scaled, separate = rows(text)
     assert head[-1] == "mean size price per 1M"  # two columns
     assert (fixed[0], scaled[0], separate[0]) == ("3", "1..3", "1:1")
@@ -63,7 +61,6 @@ def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace,
     mean, seconds = float(scaled[-2]), 40 / float(scaled[1])
     assert float(scaled[-1]) == pytest.approx(mean * seconds * 1e6 / 80, rel=0.02)
     assert text.endswith("the smallest of these fleets has 1:1 replicas.\n")
-    assert scaling[0] == "1..2:1..3" and 2.0 < float(scaling[-2]) < 5.0
 
 
 def test_the_answer_names_the_smallest_fleet_or_asks_for_more(trace, capsys):
@@ -88,7 +85,7 @@ def test_the_command_routes_as_the_front_end_does_to_replicas_with_a_free_row(tr
         (["--slo", "itl=1"], "limits are some of ttft=SECONDS,tpot=SECONDS,e2e=SECONDS, not 'itl=1'"),
         (["--share", "99"], "--share is above 0 and at most 1, not 99"),
         (["--autoscale", "1..2", "--target", "0"], "above 0, not 0.0"),
-        (["--disaggregate", "1:1,2:0"], "pairs are like 2:1, 1:1,2:1 or 1..4:2, not '1:1,2:0'"),
+        (["--disaggregate", "1:1,2:0"], "pairs are like 2:1 or 1:1,2:1, not '1:1,2:0'"),
         (["--rate", "0"], "above 0, not 0"),
         (["--requests", "0"], "--requests is at least 1, not 0"),
         (["--cost", "nowhere.json"], "nowhere.json"),

@@ -4,7 +4,7 @@
     python -m helpers.simulator --synthetic conversation --rate 20 --replicas 4..12       invented requests
     python -m helpers.simulator --trace FILE --price-per-hour 2.5                         the price of tokens
     python -m helpers.simulator --trace FILE --replicas 4,8 --autoscale 1..8              a fleet that grows and shrinks
-    python -m helpers.simulator --trace FILE --replicas 3 --disaggregate 1:2,1..4:1..2    prefill : decode
+    python -m helpers.simulator --trace FILE --replicas 3 --disaggregate 1:2,2:1          prefill : decode
 
 The whole trace is simulated on each fleet. Rates are per second from the first arrival to the last token. --cost names
 a JSON file of a `CostModel`, or one in `machines/` beside this file. The default, h100_llama_8b, is an estimate from
@@ -48,15 +48,14 @@ def _sizes(text: str) -> list[int]:
         raise ValueError(f"sizes are like 4, 1..8 or 1,2,4, not {text!r}") from None
 
 
-def _pairs(text: str) -> dict[str, tuple[list[int], list[int]]]:
-    pairs = {}
+def _pairs(text: str) -> list[tuple[int, int]]:
     try:
-        for pair in text.split(","):
-            prefills, decodes = pair.split(":")
-            pairs[pair] = _sizes(prefills), _sizes(decodes)
+        pairs = [tuple(int(number) for number in pair.split(":")) for pair in text.split(",")]
+        if any(len(pair) != 2 or min(pair) < 1 for pair in pairs):
+            raise ValueError
         return pairs
     except ValueError:
-        raise ValueError(f"pairs are like 2:1, 1:1,2:1 or 1..4:2, not {text!r}") from None
+        raise ValueError(f"pairs are like 2:1 or 1:1,2:1, not {text!r}") from None
 
 
 FleetOptions = options_from(
@@ -86,9 +85,9 @@ class SimulatorOptions(FleetOptions):
         rows: rows per replica.
         tokens: tokens per iteration.
         autoscale: also a fleet that grows and shrinks, such as 1..8.
-        target: unfinished requests per replica where their number changes; the number of rows if omitted.
-        start_seconds: until a replica is ready.
-        disaggregate: also P replicas that prefill and D that decode, P:D,...; N..M for a number that grows and shrinks.
+        target: with --autoscale, unfinished requests per replica; the number of rows if omitted.
+        start_seconds: with --autoscale, until a replica is ready.
+        disaggregate: also P replicas that prefill and D that decode, P:D,...
         transfer_seconds: to move the keys and values of a token; the default is 131 kB at 50 GB/s.
         slo: latency limits in seconds, such as ttft=1,tpot=0.05,e2e=10.
         share: share of requests within the limits.
@@ -169,26 +168,30 @@ def _fleets(cost: CostModel, args: SimulatorOptions) -> dict[str, Callable[[Iter
     """Return a function for each fleet that simulates a trace on it."""
     config = args.config
 
-    def replicas(sizes: list[int], kind: str = "") -> dict:
-        """Return the arguments for the replicas of one kind: the first of these sizes, at most the last one."""
-        least, most, autoscaler = sizes[0], sizes[-1], None
-        if least < most:
-            target = config.max_batch_size if args.target is None else args.target
-            autoscaler = QueueLengthAutoscaler(least, most, target)
-        router = FreeRowsFirst(ROUTERS[args.router](*[args.seed] * (args.router == "power_of_two_choices")))
-        options = {"replicas": least, "router": router, "autoscaler": autoscaler}
-        return {f"{kind}{name}": value for name, value in options.items()}
+    def router() -> FreeRowsFirst:
+        return FreeRowsFirst(ROUTERS[args.router](*[args.seed] * (args.router == "power_of_two_choices")))
 
-    options = {"config": config, "cost": cost, "start_seconds": args.start_seconds}
-    fleets = {f"{size}": partial(simulate_fleet, **options, **replicas([size])) for size in args.replicas}
+    fleets = {f"{size}": partial(simulate_fleet, replicas=size, router=router()) for size in args.replicas}
     if args.autoscale:
-        sizes = args.autoscale
-        fleets[f"{sizes[0]}..{sizes[-1]}"] = partial(simulate_fleet, **options, **replicas(sizes))
-    options["seconds_per_token"] = args.transfer_seconds
-    for pair, (prefills, decodes) in (args.disaggregate or {}).items():
-        kinds = replicas(prefills, "prefill_") | replicas(decodes, "decode_")
-        fleets[pair] = partial(simulate_disaggregated, **options, **kinds)
-    return fleets
+        least, most = args.autoscale[0], args.autoscale[-1]
+        target = config.max_batch_size if args.target is None else args.target
+        fleets[f"{least}..{most}"] = partial(
+            simulate_fleet,
+            replicas=least,
+            router=router(),
+            autoscaler=QueueLengthAutoscaler(least, most, target),
+            start_seconds=args.start_seconds,
+        )
+    for prefills, decodes in args.disaggregate or ():
+        fleets[f"{prefills}:{decodes}"] = partial(
+            simulate_disaggregated,
+            prefill_replicas=prefills,
+            decode_replicas=decodes,
+            prefill_router=router(),
+            decode_router=router(),
+            seconds_per_token=args.transfer_seconds,
+        )
+    return {name: partial(simulate, config=config, cost=cost) for name, simulate in fleets.items()}
 
 
 def _counted(requests: Iterable[TimedRequest], bar: tqdm) -> Iterable[TimedRequest]:
@@ -205,8 +208,7 @@ def price_per_million(result: FleetResult, price_per_hour: float) -> float:
 def table(results: dict[str, FleetResult], args: SimulatorOptions) -> str:
     """Return a line for each fleet."""
     heads = ["replicas", "finished/s", "goodput/s", "within", "TTFT p50", "p99 (s)", "TPOT p99", "busy", "preempted"]
-    scales = args.autoscale is not None or any(".." in pair for pair in args.disaggregate or ())
-    heads += ["mean size"] * scales
+    heads += ["mean size"] * (args.autoscale is not None)
     heads += ["price per 1M"] * (args.price_per_hour is not None)
     lines = ["".join(f"{head:>13}" for head in heads)]
     for name, result in results.items():
@@ -214,7 +216,7 @@ def table(results: dict[str, FleetResult], args: SimulatorOptions) -> str:
         cells = [name, f"{len(result) / result.seconds:.3g}", f"{result.goodput(**args.limits):.3g}"]
         cells += [f"{result.within(**args.limits):.1%}", *("-" if one is None else f"{one:.3g}" for one in latencies)]
         cells += [f"{result.utilization:.0%}", f"{sum(result.preemptions)}"]
-        if scales:
+        if args.autoscale is not None:
             cells.append(f"{result.mean_replicas:.3g}")
         if args.price_per_hour is not None:
             cells.append(f"{price_per_million(result, args.price_per_hour):.3g}")
