@@ -78,7 +78,7 @@ class SimulatorOptions(FleetOptions):
         synthetic: invented requests with the statistics of such a trace.
         rate: scale the gaps of arrivals to this many requests per second.
         requests: only this many requests; --synthetic makes 1000 if omitted.
-        seed: of --synthetic and of random routers.
+        seed: of --synthetic.
         replicas: how many, such as 4, 1..8 or 1,2,4. [default: 1,2,4]
         router: routing policy; while some replicas have a free row, it chooses among these.
         cost: a file with a cost model, or the name of one in `machines/`.
@@ -169,7 +169,7 @@ def _fleets(cost: CostModel, args: SimulatorOptions) -> dict[str, Callable[[Iter
     config = args.config
 
     def router() -> FreeRowsFirst:
-        return FreeRowsFirst(ROUTERS[args.router](*[args.seed] * (args.router == "power_of_two_choices")))
+        return FreeRowsFirst(ROUTERS[args.router]())
 
     fleets = {f"{size}": partial(simulate_fleet, replicas=size, router=router()) for size in args.replicas}
     if args.autoscale:
