@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.cluster.__main__ import command, main
+from helpers.cluster.__main__ import command
 from helpers.command_line import parse
 
 ROOT = Path(__file__).parents[1]
@@ -52,31 +52,21 @@ def test_the_help_and_refusals_need_no_ray():
 
 
 @pytest.mark.slow  # as all tests that need Ray, which only `make test-slow` installs
-@pytest.mark.parametrize("arguments", [(), ("--ray-address", "127.0.0.1:6379")])
-def test_if_ray_does_not_start_it_is_started_again_and_at_last_the_command_says_so(arguments, monkeypatch, caplog):
+def test_if_ray_does_not_start_what_is_left_of_it_is_killed_and_it_is_started_again(caplog):
     pytest.importorskip("ray")
-    from ray._private import ray_constants
+    from helpers.cluster.ray_replicas import RayNotStarted, _init_ray
 
-    from helpers.cluster.ray_replicas import ATTEMPTS
+    processes = []
 
-    attempts, tried = 1 if arguments else ATTEMPTS, []
-
-    def init(address, **options):
-        assert all(process.wait(20) for _, process in tried)  # those of an attempt that failed were killed
-        tried.append((address, subprocess.Popen(["sleep", "60"])))
+    def init():
+        assert all(process.wait(20) for process in processes)
+        processes.append(subprocess.Popen(["sleep", "60"]))
         raise Exception("The current node timed out during startup.")
 
-    monkeypatch.setattr("ray.init", init)
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    monkeypatch.setenv(ray_constants.RAY_WORKER_NICENESS, "0")
-    monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setenv(ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, "")
-    monkeypatch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", ray_constants.ENABLE_RAY_CLUSTER)  # restored at the end
-    with pytest.raises(SystemExit, match=r"^helpers\.cluster: Ray is not available: The current node timed out"):
-        main(["--port", "0", *arguments])
-    assert tried[-1][1].wait(20)  # the last attempt leaves no process either
-    assert [address for address, _ in tried] == [arguments[1] if arguments else "local"] * attempts
-    assert caplog.text.count("Ray did not start, and is started again") == attempts - 1
+    with pytest.raises(RayNotStarted, match="Ray is not available: The current node timed out"):
+        _init_ray(init, attempts=3)
+    assert len(processes) == 3 and processes[-1].wait(20)
+    assert caplog.text.count("Ray did not start, and is started again") == 2
 
 
 def test_every_command_on_the_page_has_options_that_exist():
