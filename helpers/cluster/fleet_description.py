@@ -27,13 +27,12 @@ class FleetDescription:
         num_replicas: how many there may be.
 
     Attributes:
-        info: of that replica.
         rows: of one replica.
     """
 
     def __init__(self, info: ReplicaInfo, num_replicas: int):
         config = info.config
-        self.info, self.rows = info, config.max_batch_size
+        self.rows = config.max_batch_size
         blocks = None
         if info.num_blocks is not None:
             blocks = BlockManager(info.num_blocks, info.block_size, config.prefix_caching)
