@@ -129,7 +129,7 @@ class Watching:
 def test_most_iterations_of_long_outputs_are_not_planned_one_by_one(monkeypatch):
     planned, schedule = [], Scheduler.schedule
     monkeypatch.setattr(Scheduler, "schedule", lambda self: planned.append(self) or schedule(self))
-    replica = SimulatedReplica(EngineConfig(max_batch_size=8, num_blocks=2000, prefix_caching=False), COST)
+    replica = SimulatedReplica(EngineConfig(max_batch_size=8), COST)
     for number in range(8):
         replica.add(Sequence(number, [0] * 100, 400), 0.0)
     replica.advance()
