@@ -1,12 +1,20 @@
-"""The cost model counts what a plan computes, and reads and writes its coefficients."""
+"""The cost model counts what a plan computes, and its fit finds the coefficients that the times were made with."""
+
+import random
+import statistics
+from dataclasses import asdict, replace
 
 import pytest
 
-from helpers.engine import Chunk, Plan, Sequence
-from helpers.simulator import CostModel
-from helpers.simulator.cost_model import MACHINES, estimate, features
+from helpers.engine import Chunk, EngineConfig, Plan, Sequence
+from helpers.simulator import CostModel, Simulator
+from helpers.simulator import fit as fit_module
+from helpers.simulator.__main__ import MACHINES
+from helpers.simulator.cost_model import FEATURES, estimate, features
+from helpers.simulator.fit import fit, held_out, measure, prediction_errors, recording, run_live
 
-COEFFICIENTS = {"iterations": 0.004, "tokens": 2e-5, "keys": 1e-6, "pairs": 1e-8}
+COEFFICIENTS = {"iterations": 0.004, "prefills": 0.001, "tokens": 2e-5, "sequences": 1e-4, "keys": 1e-6, "pairs": 1e-8}
+SMALL = EngineConfig(max_batch_size=8, max_tokens_per_step=64)
 
 
 def decode(context: int) -> Chunk:
@@ -16,14 +24,76 @@ def decode(context: int) -> Chunk:
     return Chunk(sequence, 1)
 
 
-def test_a_plan_is_counted_in_four_ways():
+def test_a_plan_is_counted_in_six_ways():
     prompt = Sequence("", [0] * 30, 9)
     prompt.computed = 10
     plan = Plan([decode(100), Chunk(prompt, 20)])
-    assert features(plan) == (1, 21, 101 + 30, 20 * 10 + 20 * 21 // 2)
-    assert features(Plan([decode(100)])) == (1, 1, 101, 0)
-    assert features(Plan()) == (0, 0, 0, 0)
-    assert CostModel(**COEFFICIENTS)(plan) == pytest.approx(0.004 + 21 * 2e-5 + 131e-6 + 410e-8)
+    assert features(plan) == (1, 1, 21, 2, 101 + 30, 20 * 10 + 20 * 21 // 2)
+    assert features(Plan([decode(100)])) == (1, 0, 1, 1, 101, 0)
+    assert features(Plan()) == (0, 0, 0, 0, 0, 0)
+    assert CostModel(**COEFFICIENTS)(plan) == pytest.approx(0.004 + 0.001 + 21 * 2e-5 + 2e-4 + 131e-6 + 410e-8)
+
+
+def test_the_first_tokens_of_an_iteration_can_be_free():
+    cost = CostModel(iterations=1.0, tokens=0.5, free_tokens=8)
+    assert [cost.of(1, 0, tokens, 1, 0, 0) for tokens in (1, 8, 9, 10)] == [1.0, 1.0, 1.5, 2.0]
+
+
+def test_a_split_model_is_read_and_computed_in_shares_and_pays_for_its_sums():
+    whole = CostModel(**COEFFICIENTS, sums=65, sum_bytes=8192.0, about={"model": "one"})
+    assert whole.split(1, 1e-5, 1e9) == whole
+    link = 65 * 8192 * 2 * 3 / 4 / 1e9  # seconds per token: a ring of 4 sends each byte 1.5 times
+    split = whole.split(4, 1e-5, 1e9)
+    sent = [(0.004 / 4 + 65e-5) * counts[0] + (2e-5 / 4 + link) * counts[2] for counts in random_counts(20)]
+    rest = [
+        0.001 * prefills + 1e-4 * sequences + (1e-6 * keys + 1e-8 * pairs) / 4
+        for _, prefills, _, sequences, keys, pairs in random_counts(20)
+    ]
+    expected = [one + other for one, other in zip(sent, rest, strict=True)]
+    assert [split.of(*counts) for counts in random_counts(20)] == pytest.approx(expected)
+    assert split.about == {"model": "one"}
+    free = replace(whole, free_tokens=8).split(4, 1e-5, 1e9)
+    assert [free.of(1, 0, tokens, 1, 0, 0) for tokens in (8, 20)] == pytest.approx(
+        [0.0001 + 0.001 + 65e-5 + 8 * link, 0.0001 + 0.001 + 65e-5 + 12 * 2e-5 / 4 + 20 * link]
+    )
+
+
+@pytest.mark.parametrize(
+    ("cost", "arguments", "reason"),
+    [
+        (CostModel(1.0), (2, 1e-5, 1e9), "does not say how many sums"),
+        (CostModel(1.0, sums=3), (0, 1e-5, 1e9), "at least 1 device"),
+        (CostModel(1.0, sums=3), (2, -1, 1e9), "finite time per sum"),
+        (CostModel(1.0, sums=3), (2, 0, float("nan")), "bytes per second above 0"),
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused_with_the_reason(cost, arguments, reason):
+    with pytest.raises(ValueError, match=reason):
+        cost.split(*arguments)
+
+
+def random_counts(number: int) -> list[tuple[int, ...]]:
+    draw = random.Random(0)
+    counts = []
+    for tokens in (draw.randint(1, 256) for _ in range(number)):
+        pairs = draw.choice([0, draw.randint(1, 90000)])
+        counts.append((1, pairs > 0, tokens, draw.randint(1, 32), draw.randint(32, 9000), pairs))
+    return counts
+
+
+@pytest.mark.parametrize("free_tokens", [0, 8, 64])
+def test_the_fit_recovers_the_coefficients(free_tokens):
+    exact = CostModel(**COEFFICIENTS, free_tokens=free_tokens)
+    fitted = fit([(counts, exact.of(*counts)) for counts in random_counts(100)])
+    assert fitted.free_tokens == free_tokens
+    assert dict(zip(FEATURES, fitted.coefficients, strict=True)) == pytest.approx(COEFFICIENTS, rel=1e-6)
+
+
+def test_no_coefficient_is_negative_even_where_that_would_fit_better():
+    measured = [(counts, 0.01 - 1e-5 * counts[2] + 1e-4 * counts[3]) for counts in random_counts(100)]
+    fitted = fit(measured)
+    assert fitted.tokens == 0.0
+    assert fitted.iterations > 0 < fitted.sequences
 
 
 def test_a_saved_model_is_read_again_with_what_it_describes(tmp_path):
@@ -44,6 +114,8 @@ def test_a_saved_model_is_read_again_with_what_it_describes(tmp_path):
         ('{"tokens": 1e308}', "'tokens' must be a number"),
         ('{"seconds": 1}', "seconds"),
         ('{"tokens": -1}', "'tokens' must be a number from 0 to 1e\\+09, not -1"),
+        ('{"tokens": 1, "free_tokens": -1}', "'free_tokens' must be an integer from 0 to 1e\\+09, not -1"),
+        ('{"tokens": 1, "sums": 1.5}', "'sums' must be an integer"),
         ("{}", "All coefficients are 0"),
     ],
 )
@@ -55,6 +127,53 @@ def test_a_file_without_a_cost_model_is_refused_with_the_reason(tmp_path, conten
 
 def test_the_machine_from_data_sheets_is_what_its_data_sheets_say():
     machine = CostModel.load(MACHINES["h100_llama_8b"])
-    assert machine == estimate(8.03e9, 2, 2 * 2 * 32 * 1024, 32 * 4096, 3.35e12, 989e12)
+    assert machine == estimate(8.03e9, 2, 2 * 2 * 32 * 1024, 32 * 4096, 3.35e12, 989e12, 0, 2 * 32 + 1, 2 * 4096)
     assert "data sheets" in machine.about["source"]
-    assert machine.of(1, 1, 1, 0) == pytest.approx(0.0048, rel=0.01)  # 16 GB at 3.35 TB/s
+    assert machine.of(1, 1, 1, 1, 0, 0) == pytest.approx(0.0048, rel=0.01)  # 16 GB at 3.35 TB/s
+
+
+class SimulatedTime:
+    """Replaces the module `time` by the clock of a simulator, on which an iteration takes what a cost model says."""
+
+    def __init__(self, simulator: Simulator):
+        self.runner = simulator.runner
+
+    def perf_counter(self) -> float:
+        return self.runner.time
+
+    def sleep(self, seconds: float) -> None:
+        self.runner.time += seconds + 1e-12  # the sum may be rounded down, but the pause must not be too short
+
+
+@pytest.fixture
+def engine(monkeypatch) -> Simulator:
+    simulator = Simulator(recording(SMALL), CostModel(**COEFFICIENTS))
+    monkeypatch.setattr(fit_module, "time", SimulatedTime(simulator))
+    return simulator
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_few_requests_suffice_for_a_fit(engine, count):
+    cost = fit(measure(engine, context=100, count=count))
+    assert run_live(engine, *held_out(cost, SMALL, 100, load=0.5, count=count, seconds=60)).makespan > 0
+
+
+def test_a_machine_that_takes_the_time_of_a_cost_model_is_fitted_and_predicted_exactly(engine):
+    cost = fit(measure(engine, context=400, count=50))
+    assert dict(zip(FEATURES, cost.coefficients, strict=True)) == pytest.approx(COEFFICIENTS, rel=1e-6)
+    requests, arrivals = held_out(cost, SMALL, 400, load=0.8, count=50)
+    live = run_live(engine, requests, arrivals)
+    errors = prediction_errors(cost, live, SMALL, requests, arrivals)
+    assert max(asdict(errors).values()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "disturb", [lambda draw: draw.choice([1, 1, 1, 1, 2]), lambda draw: draw.lognormvariate(0, 0.3)]
+)
+def test_disturbed_iterations_hardly_change_the_fit(disturb):
+    exact, draw = CostModel(**COEFFICIENTS, free_tokens=8), random.Random(0)
+    fitted = fit(
+        [(counts, exact.of(*counts) * draw.uniform(0.98, 1.02) * disturb(draw)) for counts in random_counts(500)]
+    )
+    errors = [fitted.of(*counts) / exact.of(*counts) - 1 for counts in random_counts(2000)]
+    assert abs(statistics.median(errors)) < 0.02

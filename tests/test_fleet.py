@@ -25,6 +25,7 @@ from helpers.simulator import (
     SimulatedReplica,
     Simulator,
     TimedRequest,
+    simulate,
     simulate_fleet,
     simulated_replica,
 )
@@ -32,7 +33,7 @@ from helpers.simulator.fleet import check_trace
 from helpers.simulator.stretch import find_stretch
 from tests.support.routers import CacheAlone
 
-COST = CostModel(iterations=0.01, tokens=0.0002, keys=1e-6, pairs=1e-8)
+COST = CostModel(iterations=0.01, prefills=0.001, tokens=0.0002, sequences=0.0001, keys=1e-6, pairs=1e-8)
 
 
 @st.composite
@@ -100,15 +101,12 @@ def test_a_stretch_leaves_what_its_iterations_would_leave_one_by_one(workload):
 def test_a_replica_has_the_times_of_the_simulator(workload):
     config, requests = workload
     result = simulate_fleet(requests, config, COST, 1, RoundRobin())
-    simulator = Simulator(config, COST)
-    for number, (arrival, prompt, length) in enumerate(requests):
-        simulator.run_until(arrival)
-        simulator.add_request(prompt, SamplingParams(length, ignore_eos=True), number)
-    simulator.run_until()
-    expected = request_metrics(simulator.trace, {number: one.arrival for number, one in enumerate(requests)})
+    arrivals = [request.arrival for request in requests]
+    trace = simulate([request[1:] for request in requests], config, arrivals, COST)
+    expected = request_metrics(trace, dict(enumerate(arrivals)))
     times = (sorted((one.ttft, one.e2e, one.tpot or 0.0) for one in run) for run in (result.requests, expected))
     assert next(times) == next(times)
-    assert result.iterations == [simulator.steps]
+    assert result.iterations == [trace.steps]
 
 
 class Watching:

@@ -9,7 +9,15 @@ from test_fleet import COST, stretches, workloads
 
 from helpers.cluster.routing import FreeRowsFirst, LeastOutstandingTokens, PrefixAware, RoundRobin
 from helpers.engine import EngineConfig
-from helpers.simulator import CostModel, FleetResult, Lifetime, TimedRequest, simulate_fleet
+from helpers.simulator import (
+    CostModel,
+    FleetResult,
+    Lifetime,
+    TimedRequest,
+    random_failures,
+    replica_set,
+    simulate_fleet,
+)
 from tests.support.autoscalers import with_window
 
 SECOND = CostModel(iterations=1.0)  # per iteration
@@ -94,6 +102,34 @@ def test_the_tokens_of_a_resumed_request_count_as_outstanding_until_its_next_tok
     assert seen == [(10, [0, 0]), (20, [16, 0]), (23, [3]), (1, [2 + 23 + 3]), (1, [0, 0])]
 
 
+def test_endless_random_failures_are_read_only_as_far_as_the_run_lasts_and_are_as_frequent_as_stated():
+    failures = list(itertools.takewhile(lambda failure: failure[0] < 10_000, random_failures(4, 100.0)))
+    assert 350 < len(failures) < 450
+    assert {place for _, place in failures} == {0, 1, 2, 3}
+    requests = [TimedRequest(float(second), 1, 3) for second in range(50)]
+    result = simulate_fleet(requests, EngineConfig(), COST, 4, RoundRobin(), failures=iter(failures), start_seconds=1.0)
+    assert len(result.lifetimes) == 4 + sum(time < 49.5 for time, _ in failures)
+
+
+def test_replicas_that_fail_before_they_finish_anything_are_an_error_instead_of_an_endless_run(monkeypatch):
+    monkeypatch.setattr(replica_set, "MOST_FAILURES", 100)
+    failing = {"failures": ((number / 10, 0) for number in itertools.count()), "start_seconds": 100.0}
+    with pytest.raises(ValueError, match=r"100 times, .* fail less often, or start sooner \(start_seconds is 100\)"):
+        simulate_fleet([TimedRequest(0.0, 3, 3)], EngineConfig(), SECOND, 1, RoundRobin(), **failing)
+    failing = {"failures": ((2.5 * number, 0) for number in itertools.count(1)), "start_seconds": 0.0}
+    long = TimedRequest(0.0, 40, 1)  # never more than 30 of its tokens are computed before the next failure
+    with pytest.raises(ValueError, match=r"up to 252\.5 s, while no request finished"):
+        simulate_fleet([long], EngineConfig(8, max_tokens_per_step=10), SECOND, 1, RoundRobin(), **failing)
+
+
+def test_failures_while_no_request_waits_or_runs_are_no_error(monkeypatch):
+    monkeypatch.setattr(replica_set, "MOST_FAILURES", 100)
+    failures = [(float(number), 0) for number in range(1, 200)]
+    requests = [TimedRequest(0.0, 1, 1), TimedRequest(200.0, 1, 1)]
+    result = simulate_fleet(requests, EngineConfig(), SECOND, 1, RoundRobin(), failures=failures, start_seconds=0.0)
+    assert (list(result.last_tokens), len(result.lifetimes)) == ([1.0, 201.0], 200)
+
+
 def test_an_autoscaler_sees_all_unfinished_requests_and_pays_for_replicas_from_their_start():
     requests = [TimedRequest(0.0, 1, 4) for _ in range(3)] + [TimedRequest(3.0, 1, 2)]
     autoscaler = Planned(2)
@@ -146,7 +182,9 @@ def test_replicas_start_and_stop_at_these_times(requests, replicas, events, life
         ({"replicas": 0}, "at least 1 replica, not 0"),
         ({"failures": [(1.0, 2)]}, "no place 2 that could fail: the 2 places count from 0"),
         ({"failures": [(1.0, -1)], "autoscaler": Planned(2)}, "no place -1 that could fail: the places count from 0"),
-        ({"failures": [(float("nan"), 0)]}, "A failure is at nan"),
+        ({"failures": random_failures(2, 0.0)}, r"a mean time above 0, not 2 and 0\.0"),
+        ({"failures": [(1.0, 0), (0.5, 0)]}, r"A failure at 0\.5 follows one at 1\.0: give finite times, sorted"),
+        ({"failures": [(float("nan"), 0)]}, "A failure at nan"),
         ({"start_seconds": -1.0}, r"at least 0, not -1\.0"),
         ({"autoscaler": type("Never", (Planned,), {"interval": 0.0})()}, r"above 0, not 0\.0"),
     ],

@@ -8,23 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from helpers.simulator import CostModel
+from helpers import load_model
+from helpers.simulator import CostModel, TimedRequest, write_trace
 from helpers.simulator.__main__ import main
 
 ROOT = Path(__file__).parents[1]
 SECOND_PER_ITERATION = CostModel(iterations=1.0)
 
 
-def write(path: Path, requests: list[tuple[float, int, int]]) -> None:
-    """Write a trace in BurstGPT's format: arrivals, prompt tokens and output tokens."""
-    lines = ["Timestamp,Request tokens,Response tokens", *(",".join(map(str, one)) for one in requests)]
-    path.write_text("\n".join(lines))
-
-
 @pytest.fixture
 def trace(tmp_path):
     """Four requests at once, of two tokens each."""
-    write(tmp_path / "trace.csv", [(number / 1e6, 1, 2) for number in range(4)])
+    write_trace(tmp_path / "trace.csv", [TimedRequest(number / 1e6, 1, 2) for number in range(4)])
     SECOND_PER_ITERATION.save(tmp_path / "cost.json")
     return ["--trace", str(tmp_path / "trace.csv"), "--cost", str(tmp_path / "cost.json"), "--rows", "1"]
 
@@ -48,10 +43,12 @@ def test_each_size_gets_a_line_and_the_smallest_that_suffices_is_named(trace, ca
 
 
 def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace, tmp_path, capsys):
-    write(tmp_path / "trace.csv", [(number / 1e6, 1, 2) for number in range(40)])
+    write_trace(tmp_path / "trace.csv", [TimedRequest(number / 1e6, 1, 2) for number in range(40)])
     fleets = ["--replicas", "3", "--autoscale", "1..3", "--start-seconds", "5", "--price-per-hour", "3600"]
     assert main([*trace, *fleets, "--disaggregate", "1:1", "--slo", "ttft=100"]) == 0
     text = capsys.readouterr().out
+    assert main([*trace, *fleets, "--fail-every", "20"]) == 0
+    failing = rows(capsys.readouterr().out)
     head, fixed, scaled, separate = rows(text)
     assert head[-1] == "mean size price per 1M"  # two columns
     assert (fixed[0], scaled[0], separate[0]) == ("3", "1..3", "1:1")
@@ -61,6 +58,22 @@ def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace,
     mean, seconds = float(scaled[-2]), 40 / float(scaled[1])
     assert float(scaled[-1]) == pytest.approx(mean * seconds * 1e6 / 80, rel=0.02)
     assert text.endswith("the smallest of these fleets has 1:1 replicas.\n")
+    assert failing[0][-2:] == ["mean size", "resumed price per 1M"]
+    assert int(failing[1][-2]) > 0 and float(failing[1][1]) < float(fixed[1])
+    assert failing[2][0] == "1..3" and int(failing[2][-2]) > 0
+
+
+def test_replicas_of_two_devices_halve_the_time_and_have_the_rows_of_both(trace, tmp_path, capsys):
+    CostModel(iterations=1.0, sums=10, sum_bytes=1.0).save(tmp_path / "cost.json")
+    link = ["--sum-seconds", "0.005", "--link-bytes", "1e12", "--price-per-hour", "3600"]
+    assert main([*trace, "--replicas", "2,3", "--tensor-parallel", "2", *link, "--slo", "e2e=2.8"]) == 0
+    text = capsys.readouterr().out
+    _, two, three, split = rows(text)
+    assert [line[0] for line in (two, three, split)] == ["2", "3", "1x2"]
+    assert [line[3] for line in (two, three, split)] == ["50.0%", "75.0%", "100.0%"]
+    assert [float(line[4]) for line in (two, split)] == [2.0, 1.37]  # first tokens at 1, 1, 3, 3; from 0.55 to 2.2
+    assert [float(line[-1]) for line in (two, split)] == pytest.approx([2 * 4e6 / 8, 2 * 2.75e6 / 8], rel=0.01)
+    assert text.endswith("the smallest of these fleets has 1x2 replicas.\n")
 
 
 def test_the_answer_names_the_smallest_fleet_or_asks_for_more(trace, capsys):
@@ -73,7 +86,8 @@ def test_the_answer_names_the_smallest_fleet_or_asks_for_more(trace, capsys):
 
 
 def test_the_command_routes_as_the_front_end_does_to_replicas_with_a_free_row(trace, tmp_path, capsys):
-    write(tmp_path / "trace.csv", [(number / 10, 1, output) for number, output in enumerate((50, 9, 9, 9))])
+    requests = [TimedRequest(number / 10, 1, output) for number, output in enumerate((50, 9, 9, 9))]
+    write_trace(tmp_path / "trace.csv", requests)
     main([*trace, "--rows", "2", "--replicas", "2", "--slo", "ttft=2"])
     assert rows(capsys.readouterr().out)[1][3] == "100.0%"  # without free rows first, the last request waits for 9 s
 
@@ -86,12 +100,17 @@ def test_the_command_routes_as_the_front_end_does_to_replicas_with_a_free_row(tr
         (["--share", "99"], "--share is above 0 and at most 1, not 99"),
         (["--autoscale", "1..2", "--target", "0"], "above 0, not 0.0"),
         (["--disaggregate", "1:1,2:0"], "pairs are like 2:1 or 1:1,2:1, not '1:1,2:0'"),
+        (["--fail-every", "0.5"], "at least 1, not 0.5"),
+        (["--fail-every", "60", "--disaggregate", "1:1"], "--fail-every excludes --disaggregate"),
         (["--rate", "0"], "above 0, not 0"),
+        (["--replicas", "1,3", "--tensor-parallel", "1,2"], "--tensor-parallel 2 divides none of --replicas"),
+        (["--replicas", "2", "--tensor-parallel", "2"], "does not say how many sums"),
         (["--requests", "0"], "--requests is at least 1, not 0"),
         (["--cost", "nowhere.json"], "nowhere.json"),
         (["--cost", __file__], "contains no cost model"),
         (["--trace", __file__], "is not a trace"),
         (["--trace", "nowhere.csv"], "cannot open nowhere.csv: No such file or directory."),
+        (["--picture", "fleet.png"], "end the file name with .svg"),
         (["--price-per-hour", "-1"], "at least 0"),
         (["--blocks", "1", "--block-size", "1"], "need 2 blocks of 1 tokens, and this engine has 1"),
     ],
@@ -112,10 +131,37 @@ def test_the_same_trace_from_a_shell_needs_neither_torch_nor_numpy(trace):
     assert done.stdout.endswith("[]\n"), done.stderr
 
 
-def test_the_page_on_planning_shows_what_its_command_prints(capsys):
+@pytest.mark.slow
+def test_this_machine_can_be_measured_and_its_costs_used(tmp_path, capsys):
+    file = str(tmp_path / "machine.json")
+    assert main(["--fit", file, "--requests", "20", "--dtype", "bfloat16", "--rows", "4", "--tokens", "64"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("the prediction is off by") == 2
+    cost, config = CostModel.load(file), load_model()[0].config
+    assert (cost.about["rows"], cost.about["tokens per iteration"]) == (4, 64)
+    assert (cost.sums, cost.sum_bytes) == (2 * config.num_hidden_layers + 1, 2 * config.hidden_size)
+    assert main(["--synthetic", "code", "--requests", "20", "--cost", file]) == 0
+    assert "the embedded model in bfloat16 on" in capsys.readouterr().out
+
+
+def test_the_page_on_planning_shows_what_its_first_command_prints(capsys):
     page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8").replace("\\\n", "")
     command, printed = re.search(
         r"python -m helpers\.simulator (.*)\n```.*?```text\n(.*?)```", page, re.DOTALL
     ).groups()
     assert main(shlex.split(command.replace("benchmarks", str(ROOT / "benchmarks")))) == 0
     assert capsys.readouterr().out.partition("\n\n")[2] == printed
+
+
+def test_the_page_on_planning_reports_what_the_commands_for_split_models_print(capsys):
+    """To the two digits that it gives."""
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8").partition("## One model on several")[2]
+    commands = page.partition("```bash\n")[2].partition("```")[0].replace("\\\n", "").splitlines()
+    tables = []
+    for command in commands:
+        assert main(shlex.split(command)[3:]) == 0
+        tables.append([(float(line[4]), float(line[6])) for line in rows(capsys.readouterr().out)[1:5]])
+    written = re.findall(r"([\d.]+) (m?s)\b", page.partition("| --- |")[2].partition("\n\n")[0])
+    seconds = [float(number) / {"ms": 1000, "s": 1}[unit] for number, unit in written]
+    printed = [one for line in zip(*tables, strict=True) for latencies in line for one in latencies]
+    assert seconds == pytest.approx(printed, rel=0.05)

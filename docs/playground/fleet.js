@@ -10,7 +10,7 @@ const LABELS = {
   failure: "replica 1 fails after … % of the requests (0: never)",
   prefills: "separate prefill replicas (0: none)", target: "autoscaling target: unfinished requests per replica",
 };
-const CHOICES = { router: "router", trace: "requests like those of", scaling: "number of replicas" };
+const CHOICES = { router: "router", trace: "requests like those of", machine: "cost model", scaling: "number of replicas" };
 const $ = (id) => document.getElementById(`pg-fleet-${id}`);
 const percent = (share) => `${Math.floor(1000 * share + 1e-6) / 10}%`;  // never rounded up: 99.96% is not all
 const milliseconds = (seconds) => Math.round(1000 * seconds).toLocaleString("en");
@@ -25,7 +25,6 @@ export function makeFleet(python) {
   }
   for (const [name, range] of Object.entries(settings))
     $("controls").append(slider(`pg-fleet-${name}`, LABELS[name], range, "change", run));
-  $("about").textContent = module.about();
   const markExample = exampleButtons($("presets"), examples, (settings) => { show(settings); run(); });
 
   const linked = linkedExample(examples);
@@ -43,6 +42,7 @@ export function makeFleet(python) {
     const sizes = [settings.replicas, ...Array.from({ length: settings.replicas - 1 }, (_, index) => index + 1)];
     const given = python.toPy(settings);
     markExample(settings);
+    $("about").textContent = module.about(given);
     const options = module.command(given).split(/ (?=--)/);  // an option stays on one line
     $("command").replaceChildren(...options.flatMap((option) => [element("span", { textContent: option }), " "]));
     $("command-text").hidden = !options[0];

@@ -26,7 +26,6 @@ BLOCK_SIZE, BLOCKS = 128, 512  # with shared prefixes: 65,536 tokens per replica
 START_SECONDS = 2  # until a replica is ready; a real one takes longer to load a model
 INTERVAL = 1.0  # seconds from one decision of an autoscaler to the next
 TRANSFER_SECONDS = 2.6e-6  # per token, the default of `python -m helpers.simulator`
-MACHINE = "h100_llama_8b"  # the default, too
 SHARE = 0.99  # of the requests, within the limits
 SETTINGS = {  # name: (least, most, step, default)
     "replicas": (1, 16, 1, 4),
@@ -43,10 +42,12 @@ SETTINGS = {  # name: (least, most, step, default)
 CHOICES = {
     "router": list(ROUTERS),
     "trace": list(TRACES),
+    "machine": list(MACHINES),
     "scaling": ["fixed", "autoscaled"],
 }
 DEFAULTS = {name: default for name, (_, _, _, default) in SETTINGS.items()}
-DEFAULTS |= {"router": "least_outstanding_tokens", "trace": "conversation", "scaling": "fixed"}
+DEFAULTS |= {"router": "least_outstanding_tokens", "trace": "conversation"}
+DEFAULTS |= {"machine": "h100_llama_8b", "scaling": "fixed"}
 PREFIXES = {"trace": "code", "rate": 30, "requests": 200, "shared_prefix": 2048, "prefixes": 32}
 PRESETS = {
     "How many replicas? (lesson 18)": {},
@@ -115,7 +116,7 @@ def _simulated(size: int, **settings) -> tuple[FleetResult, dict[str, RecordingR
     routers = {kind: RecordingRouter(FreeRowsFirst(ROUTERS[settings["router"]]())) for kind in sizes}
     options = {f"{kind}replicas": most for kind, most in sizes.items()}
     options |= {f"{kind}router": router for kind, router in routers.items()}
-    given = made, config(settings), CostModel.load(MACHINES[MACHINE])
+    given = made, config(settings), CostModel.load(MACHINES[settings["machine"]])
     if prefills:
         return simulate_disaggregated(*given, **options, seconds_per_token=TRANSFER_SECONDS), routers
     if settings["scaling"] == "autoscaled":
@@ -197,10 +198,10 @@ def _curve(name: str, unit: str, times: list, values: list, requests: int | None
     return about | {"times": times, "values": values}
 
 
-def about() -> str:
+def about(settings: dict) -> str:
     """Return what the cost model describes, and where its numbers come from."""
-    described = CostModel.load(MACHINES[MACHINE]).about
-    return f"{described['model']} on {described['machine']}, {described['source']}"
+    described = CostModel.load(MACHINES[settings["machine"]]).about
+    return f"{described.get('model')} on {described.get('machine')}, {described.get('source', 'measured')}"
 
 
 def command(settings: dict) -> str:
@@ -208,7 +209,7 @@ def command(settings: dict) -> str:
     settings = complete(settings)
     if settings["shared_prefix"] or settings["failure"] or settings["scaling"] == "autoscaled":
         return ""
-    names = {"synthetic": "trace", "rate": "rate", "requests": "requests", "router": "router"}
+    names = {"synthetic": "trace", "rate": "rate", "requests": "requests", "router": "router", "cost": "machine"}
     options = " ".join(f"--{option} {settings[name]}" for option, name in names.items())
     limits = f"ttft={settings['ttft_limit'] / 1000:g},tpot={settings['tpot_limit'] / 1000:g}"
     if settings["prefills"]:

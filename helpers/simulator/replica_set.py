@@ -22,6 +22,7 @@ from ..engine import Sequence
 from .fleet_result import FleetResult, Lifetime
 from .simulated_replica import FinishedRequest, FleetClock, SimulatedReplica
 
+MOST_FAILURES = 10_000  # in a row, while requests wait or run and none finishes
 COUNTS = ("iterations", "preemptions", "busy_seconds", "computed_tokens")  # what is kept of a replica that stops
 
 
@@ -78,7 +79,7 @@ class ReplicaSet:
         self._make_replica, self._router, self._on_finish = make_replica, router, on_finish
         self._start_seconds, self._autoscaler = start_seconds, autoscaler
         self._most_places = replicas if autoscaler is None else inf
-        self._resumed = self._lost_tokens = 0
+        self._resumed = self._lost_tokens = self._failures_in_a_row = 0
         self._numbers, self._order = itertools.count(), itertools.count()
         # Two heaps. An entry of the first is out of date if its replica is busy until another time.
         self._due: list[tuple[float, int]] = []
@@ -90,7 +91,7 @@ class ReplicaSet:
         for place in range(replicas):
             self._start(place, -inf, ready=-inf)
         self.check = partial(self._ready[0].replica.check, may_move=bool(failures))
-        self._plan_failures(failures)
+        self._plan_failure(iter(failures))
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -102,6 +103,9 @@ class ReplicaSet:
 
         Yields:
             For each arrival, its time, once everything up to then has happened; at last, infinity.
+
+        Raises:
+            ValueError: the next failure is not valid, or replicas fail so often that no request finishes.
         """
         for number, (time, sequence) in enumerate(arrivals):
             if number == 0 and self._autoscaler is not None:
@@ -145,6 +149,8 @@ class ReplicaSet:
                 continue
             replica.advance(time)
             self.unfinished -= len(replica.finished)
+            if replica.finished:
+                self._failures_in_a_row = 0
             for finished in replica.finished:
                 self._on_finish(finished)
             replica.finished.clear()
@@ -208,24 +214,32 @@ class ReplicaSet:
 
     # --- failures -------------------------------------------------------------------------------------------------
 
-    def _plan_failures(self, failures: Iterable[tuple[float, int]]) -> None:
-        """Let replicas fail.
+    def _plan_failure(self, failures: Iterator[tuple[float, int]]) -> None:
+        """Let the next replica fail; the failure after it is read once this one has happened.
 
         Raises:
-            ValueError: a failure has no place, or is not at a finite time.
+            ValueError: the failure has no place, is earlier than the one before, or is not at a finite time.
         """
         for time, place in failures:
-            if not isfinite(time):
-                raise ValueError(f"A failure is at {time}, which is not a finite number of seconds.")
+            if not (isfinite(time) and time >= self.clock.now):
+                raise ValueError(f"A failure at {time} follows one at {self.clock.now}: give finite times, sorted.")
             if not 0 <= place < self._most_places:
                 places = "places" if self._most_places == inf else f"{self._most_places} places"
                 raise ValueError(f"There is no place {place} that could fail: the {places} count from 0.")
-            self._plan(time, partial(self._fail, place))
+            self._plan(time, partial(self._fail, place, failures))
+            return
 
-    def _fail(self, place: int) -> None:
+    def _fail(self, place: int, failures: Iterator[tuple[float, int]]) -> None:
+        self._plan_failure(failures)
         member = next((one for one in self._members.values() if one.place == place), None)
         if member is None:
             return
+        self._failures_in_a_row += self.unfinished > 0
+        if self._failures_in_a_row > MOST_FAILURES:
+            raise ValueError(
+                f"Replicas failed {MOST_FAILURES} times, up to {self.clock.now:.6g} s, while no request finished: "
+                f"let them fail less often, or start sooner (start_seconds is {self._start_seconds:g})."
+            )
         sequences = member.replica.fail(self.clock.now)
         end = self._stop(member, self.clock.now)
         if not member.is_draining:

@@ -14,8 +14,6 @@ from ..engine import Plan, Scheduler, Static
 from ..engine.block_manager import UnlimitedMemory
 from .cost_model import CostModel
 
-MOST = 4096  # iterations
-
 
 @dataclass
 class Stretch:
@@ -24,11 +22,13 @@ class Stretch:
     Attributes:
         scheduler: its sequences move forward once the stretch is run.
         start: when the first iteration begins.
+        seconds: how long each iteration takes.
         ends: when each iteration ends.
     """
 
     scheduler: Scheduler
     start: float
+    seconds: list[float]
     ends: list[float]
 
     @property
@@ -55,26 +55,27 @@ class Stretch:
         return times[-1]
 
 
-def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float) -> Stretch | None:
-    """Return the iterations ahead that only decode, at most MOST; None if the next one may do anything else.
+def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, most: int = 4096) -> Stretch | None:
+    """Return the iterations ahead that only decode; None if the next one may do anything else.
 
     Args:
         scheduler: a scheduler without EOS tokens, whose sequences have no other stop conditions than `max_tokens`.
         last: the plan of its latest iteration, after which no request has arrived or left.
         cost: the seconds of each iteration.
         now: when the next iteration begins.
+        most: at most this many iterations.
     """
     running = scheduler.running
     if type(scheduler) is not Scheduler or scheduler.features or not isinstance(scheduler.memory, UnlimitedMemory):
         return None
     if not running or not all(sequence.is_decode for sequence in running) or not _none_is_admitted(scheduler, last):
         return None
-    most = min(MOST, min(sequence.max_tokens - sequence.generated for sequence in running) - 1)  # the last token ends
+    most = min(most, min(sequence.max_tokens - sequence.generated for sequence in running) - 1)  # the last token ends
     if most < 1:
         return None
     rows, keys = len(running), sum(len(sequence.token_ids) for sequence in running)
-    seconds = (cost.of(1, rows, keys + iteration * rows, 0) for iteration in range(most))
-    return Stretch(scheduler, now, list(accumulate(seconds, initial=now))[1:])
+    seconds = [cost.of(1, 0, rows, rows, keys + iteration * rows, 0) for iteration in range(most)]
+    return Stretch(scheduler, now, seconds, list(accumulate(seconds, initial=now))[1:])
 
 
 def _none_is_admitted(scheduler: Scheduler, last: Plan) -> bool:

@@ -8,13 +8,15 @@ BurstGPT (Wang et al., arXiv 2401.17644). Neither contains any text, so all prom
 """
 
 import csv
-from datetime import UTC, datetime
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from .fleet import TimedRequest
 
 AZURE = "TIMESTAMP", "ContextTokens", "GeneratedTokens"
 BURSTGPT = "Timestamp", "Request tokens", "Response tokens"
+FORMATS = {"azure": AZURE, "burstgpt": BURSTGPT}
 
 
 def read_trace(path: str | Path) -> list[TimedRequest]:
@@ -32,9 +34,9 @@ def read_trace(path: str | Path) -> list[TimedRequest]:
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
         try:
-            columns = next((one for one in (AZURE, BURSTGPT) if set(one) <= set(rows.fieldnames or ())), None)
+            columns = next((one for one in FORMATS.values() if set(one) <= set(rows.fieldnames or ())), None)
             if columns is None:
-                known = " or ".join(", ".join(one) for one in (AZURE, BURSTGPT))
+                known = " or ".join(", ".join(one) for one in FORMATS.values())
                 raise ValueError(f"{path} is not a trace: its first line must name the columns {known}.")
             requests = [_request(row, columns, f"{path}, line {rows.line_num}") for row in rows]
         except csv.Error as error:
@@ -61,6 +63,35 @@ def _request(row: dict[str, str], columns: tuple[str, str, str], place: str) -> 
 def _seconds(text: str) -> float:
     time = datetime.fromisoformat(text)
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+
+
+def write_trace(path: str | Path, requests: Iterable[TimedRequest], format: str = "azure") -> None:
+    """Write a trace as "azure" or "burstgpt". The dates of "azure" begin with the first day of 2000.
+
+    Of a prompt with token ids, only the length is written.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: the format is unknown.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"There is no format {format!r}: choose one of {', '.join(FORMATS)}.")
+    lengths = ((arrival, _length(prompt), output) for arrival, prompt, output in requests)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        if format == "azure":
+            rows.writerow(AZURE)
+            start = datetime(2000, 1, 1)
+            for arrival, prompt, output in lengths:
+                rows.writerow([(start + timedelta(seconds=arrival)).isoformat(" ", "microseconds"), prompt, output])
+        else:
+            rows.writerow(["Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"])
+            for arrival, prompt, output in lengths:
+                rows.writerow([f"{arrival:.3f}", "ChatGPT", prompt, output, prompt + output, "API log"])
+
+
+def _length(prompt: list[int] | int) -> int:
+    return prompt if isinstance(prompt, int) else len(prompt)
 
 
 def at_rate(requests: list[TimedRequest], rate: float) -> list[TimedRequest]:
