@@ -27,7 +27,7 @@ def test_the_number_of_replicas_may_be_a_range(given, expected):
         (["--replicas", "1.."], "not '1..'"),
         (["--replicas", "two"], "not 'two'"),
         (["--target", "0"], "--target must be a number above 0, not 0.0"),
-        (["--adapters", "sea=folder"], "--adapters and --adapter-folder are for a single server"),
+        (["--adapter-folder", "."], "--adapter-folder is for a single server: name the replicas' adapters in"),
         (["--autoscale-interval", "nan"], "--autoscale-interval must be a number above 0, not nan"),
     ],
 )

@@ -34,13 +34,21 @@ def test_a_plan_is_counted_in_six_ways():
     assert CostModel(**COEFFICIENTS)(plan) == pytest.approx(0.004 + 0.001 + 21 * 2e-5 + 2e-4 + 131e-6 + 410e-8)
 
 
+def test_each_adapter_of_an_iteration_is_read_once():
+    chunks = [decode(100) for _ in range(4)]
+    for chunk, adapter in zip(chunks, ["a", "b", "a"], strict=False):
+        chunk.sequence.request.notes["adapters"] = adapter
+    assert CostModel(iterations=1, adapters=0.25)(Plan(chunks)) == 1 + 2 * 0.25
+    assert estimate(1e9, 2, 1, 1, 1e12, 1e12, adapter_bytes=4e9).adapters == 4e-3
+
+
 def test_the_first_tokens_of_an_iteration_can_be_free():
     cost = CostModel(iterations=1.0, tokens=0.5, free_tokens=8)
     assert [cost.of(1, 0, tokens, 1, 0, 0) for tokens in (1, 8, 9, 10)] == [1.0, 1.0, 1.5, 2.0]
 
 
 def test_a_split_model_is_read_and_computed_in_shares_and_pays_for_its_sums():
-    whole = CostModel(**COEFFICIENTS, sums=65, sum_bytes=8192.0, about={"model": "one"})
+    whole = CostModel(**COEFFICIENTS, adapters=0.2, sums=65, sum_bytes=8192.0, about={"model": "one"})
     assert whole.split(1, 1e-5, 1e9) == whole
     link = 65 * 8192 * 2 * 3 / 4 / 1e9  # seconds per token: a ring of 4 sends each byte 1.5 times
     split = whole.split(4, 1e-5, 1e9)
@@ -51,7 +59,7 @@ def test_a_split_model_is_read_and_computed_in_shares_and_pays_for_its_sums():
     ]
     expected = [one + other for one, other in zip(sent, rest, strict=True)]
     assert [split.of(*counts) for counts in random_counts(20)] == pytest.approx(expected)
-    assert split.about == {"model": "one"}
+    assert (split.adapters, split.about) == (0.05, {"model": "one"})
     free = replace(whole, free_tokens=8).split(4, 1e-5, 1e9)
     assert [free.of(1, 0, tokens, 1, 0, 0) for tokens in (8, 20)] == pytest.approx(
         [0.0001 + 0.001 + 65e-5 + 8 * link, 0.0001 + 0.001 + 65e-5 + 12 * 2e-5 / 4 + 20 * link]
@@ -114,6 +122,7 @@ def test_a_saved_model_is_read_again_with_what_it_describes(tmp_path):
         ('{"tokens": 1e308}', "'tokens' must be a number"),
         ('{"seconds": 1}', "seconds"),
         ('{"tokens": -1}', "'tokens' must be a number from 0 to 1e\\+09, not -1"),
+        ('{"adapters": -1}', "'adapters' must be a number"),
         ('{"tokens": 1, "free_tokens": -1}', "'free_tokens' must be an integer from 0 to 1e\\+09, not -1"),
         ('{"tokens": 1, "sums": 1.5}', "'sums' must be an integer"),
         ("{}", "All coefficients are 0"),

@@ -15,12 +15,14 @@ from helpers.cluster.lockstep import LockstepReplicas
 from helpers.cluster.routing import (
     FreeRowsFirst,
     LeastOutstandingTokens,
+    PrefixAware,
     RoundRobin,
     Router,
 )
 from helpers.engine import POLICIES, EngineConfig, SamplingParams, Scheduler, Sequence
 from helpers.metrics import request_metrics
 from helpers.simulator import (
+    AdaptedRequest,
     CostModel,
     SimulatedReplica,
     Simulator,
@@ -33,7 +35,7 @@ from helpers.simulator.fleet import check_trace
 from helpers.simulator.stretch import find_stretch
 from tests.support.routers import CacheAlone
 
-COST = CostModel(iterations=0.01, prefills=0.001, tokens=0.0002, sequences=0.0001, keys=1e-6, pairs=1e-8)
+COST = CostModel(iterations=0.01, prefills=0.001, tokens=0.0002, sequences=0.0001, keys=1e-6, pairs=1e-8, adapters=2e-4)
 
 
 @st.composite
@@ -54,7 +56,9 @@ def workloads(draw) -> tuple[EngineConfig, list[TimedRequest]]:
     for arrival in itertools.accumulate(gaps):
         own = draw(st.integers(1, 40))
         prompt = [draw(st.integers(1, 2))] * draw(st.sampled_from([0, 8])) + list(range(100, 100 + own))
-        requests.append(TimedRequest(arrival, prompt, draw(st.integers(1, 60))))
+        request = TimedRequest(arrival, prompt, draw(st.integers(1, 60)))
+        adapter = draw(st.sampled_from([None, "a", "b"]))
+        requests.append(request if adapter is None else AdaptedRequest(*request, adapter))
     return config, requests
 
 
@@ -100,13 +104,27 @@ def test_a_stretch_leaves_what_its_iterations_would_leave_one_by_one(workload):
 @given(workloads())
 def test_a_replica_has_the_times_of_the_simulator(workload):
     config, requests = workload
+    requests = [TimedRequest(*request[:3]) for request in requests]
     result = simulate_fleet(requests, config, COST, 1, RoundRobin())
     arrivals = [request.arrival for request in requests]
-    trace = simulate([request[1:] for request in requests], config, arrivals, COST)
+    trace = simulate([request[1:3] for request in requests], config, arrivals, COST)
     expected = request_metrics(trace, dict(enumerate(arrivals)))
     times = (sorted((one.ttft, one.e2e, one.tpot or 0.0) for one in run) for run in (result.requests, expected))
     assert next(times) == next(times)
     assert result.iterations == [trace.steps]
+
+
+def test_requests_share_prefixes_and_replicas_within_an_adapter_and_each_adapter_is_read_once():
+    prompt, rows = list(range(100)), EngineConfig(num_blocks=64, block_size=4, max_batch_size=8)
+    requests = [
+        AdaptedRequest(time, prompt, 1, adapter) for time, adapter in zip((0.0, 0.0, 9.0, 20.0), "abba", strict=True)
+    ]
+    result = simulate_fleet(requests, rows, COST, 2, PrefixAware())
+    assert result.computed_tokens == [100 + 4, 100 + 4]  # all but the last block of a prompt was cached
+    assert simulate_fleet(requests, rows, COST, 1, PrefixAware()).computed_tokens == [2 * (100 + 4)]
+    cost = CostModel(iterations=1.0, adapters=0.25)
+    together = [AdaptedRequest(0.0, [number], 3, adapter) for number, adapter in enumerate("aba")]
+    assert simulate_fleet([*together, TimedRequest(0.0, [9], 3)], rows, cost, 1, RoundRobin()).busy_seconds == [3 * 1.5]
 
 
 class Watching:

@@ -14,6 +14,7 @@ replicas, one after another.
 import asyncio
 import importlib.util
 import math
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -75,8 +76,8 @@ class ClusterOptions(ServerOptions):
             raise ValueError(f"--replica-cpus must be at least 1, not {self.replica_cpus}.")
         if self.replica_gpus < 0:
             raise ValueError(f"--replica-gpus must be at least 0, not {self.replica_gpus}.")
-        if self.adapters or self.adapter_folder is not None:
-            raise ValueError("--adapters and --adapter-folder are for a single server: run `python -m helpers.server`.")
+        if self.adapter_folder is not None:
+            raise ValueError("--adapter-folder is for a single server: name the replicas' adapters in --adapters.")
         for name in ("target", "autoscale_interval"):
             if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
                 raise ValueError(f"--{name.replace('_', '-')} must be a number above 0, not {value}.")
@@ -121,6 +122,7 @@ def _make_app(started: list, options: ClusterOptions):
         options.engine_config,
         options.replica_cpus,
         options.replica_gpus,
+        {name: os.path.abspath(folder) for name, folder in options.folder_of_adapters.items()},
     )
     least, most = options.replicas
     print("Starting Ray.", file=sys.stderr, flush=True)

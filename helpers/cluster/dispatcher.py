@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ..engine import SamplingParams
 from ..server.output_delta import OutputDelta
 from .replica_state import ReplicaState
-from .routing import Router
+from .routing import Router, with_salt
 
 
 class NoReplicas(Exception):
@@ -29,6 +29,8 @@ class DispatchedRequest:
         params: how to continue it.
         max_tokens: the most tokens of an output.
         priority: as for `EngineCore.add_request`.
+        adapter: the adapter whose model continues the prompt; None for the model itself.
+        salt: starts the hashes of its blocks.
         generated: the tokens delivered so far of each unfinished output, by index.
         replica: the replica that has the request; None if none has it now.
         num_losses: how many replicas were lost while they had the request.
@@ -39,6 +41,8 @@ class DispatchedRequest:
     params: SamplingParams
     max_tokens: int
     priority: int = 0
+    adapter: str | None = None
+    salt: bytes = b""
     generated: dict[int, list[int]] = field(init=False)
     replica: Hashable = field(default=None, init=False)
     num_losses: int = field(default=0, init=False)
@@ -94,8 +98,11 @@ class Dispatcher:
         names, token_ids = [name for name in self.replicas if name not in avoided], request.token_ids
         if not names:
             raise NoReplicas(f"Of the replicas {list(self.replicas)}, none can take the request.")
-        name = names[self.router.choose(token_ids, [self.replicas[name] for name in names])]
-        self.replicas[name].add(request.request_id, token_ids, request.max_new_tokens, len(request.generated))
+        seen = with_salt([self.replicas[name] for name in names], request.salt)
+        name = names[self.router.choose(token_ids, seen)]
+        self.replicas[name].add(
+            request.request_id, token_ids, request.max_new_tokens, len(request.generated), request.salt
+        )
         self.requests[request.request_id] = request
         request.replica = name
         return name

@@ -1,11 +1,12 @@
 """All replicas as one engine, as far as the server needs it: what can be asked of them. It runs nothing."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 
 from ..engine import EngineConfig, SamplingParams
 from ..engine.block_manager import BlockManager
-from ..engine.hooks import attach_features
+from ..engine.hooks import Feature, attach_features
 from ..engine.validation import RequestValidator
 from .replica import ReplicaInfo
 
@@ -19,6 +20,15 @@ class ResumableValidator(RequestValidator):
         return max_tokens
 
 
+class FleetAdapters(Feature):
+    """Names the adapters that all replicas have loaded."""
+
+    name, options = "adapters", frozenset({"adapter"})
+
+    def __init__(self, loaded: Mapping[str, bytes]):
+        self.loaded = loaded
+
+
 class FleetDescription:
     """Describes all replicas as if they were one engine: with its settings, tokenizer, validator and blocks.
 
@@ -27,12 +37,13 @@ class FleetDescription:
         num_replicas: how many there may be.
 
     Attributes:
+        info: of that replica.
         rows: of one replica.
     """
 
     def __init__(self, info: ReplicaInfo, num_replicas: int):
         config = info.config
-        self.rows = config.max_batch_size
+        self.info, self.rows = info, config.max_batch_size
         blocks = None
         if info.num_blocks is not None:
             blocks = BlockManager(info.num_blocks, info.block_size, config.prefix_caching)
@@ -48,5 +59,6 @@ class FleetDescription:
         unrun = SimpleNamespace(  # features check requests here, and do nothing else
             config=plain, tokenizer=info.tokenizer, model_info=info.model_info, validator=self.validator, scheduler=None
         )
-        self.validator.features = attach_features(unrun)
+        adapters = (FleetAdapters(info.adapters),) if info.adapters else ()
+        self.validator.features = attach_features(unrun) + adapters
         self.block_manager = blocks and SimpleNamespace(num_blocks=num_replicas * info.num_blocks)

@@ -12,8 +12,8 @@ import itertools
 import logging
 import os
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ class ReplicaSettings:
         config: the engine's settings.
         num_cpus: the cores that Ray reserves for the replica, and the threads that its model computes on.
         num_gpus: the GPUs that Ray reserves for the replica.
+        adapters: the folders of the adapters to load, by name.
     """
 
     model: str | None
@@ -51,6 +52,7 @@ class ReplicaSettings:
     config: EngineConfig
     num_cpus: int = 1
     num_gpus: int = 0
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     def load_engine(self) -> EngineCore:
         """Load the model in the replica's process.
@@ -64,7 +66,10 @@ class ReplicaSettings:
         from ..models import load_model
 
         torch.set_num_threads(self.num_cpus)
-        return Engine(*load_model(self.model, dtype=self.dtype, weights=self.weights), self.config)
+        engine = Engine(*load_model(self.model, dtype=self.dtype, weights=self.weights), self.config)
+        for name, folder in self.adapters.items():
+            engine.load_adapter(name, folder)
+        return engine
 
 
 class ReplicaActor:

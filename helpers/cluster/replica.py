@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from ..engine import EngineConfig, EngineCore, ModelInfo, SamplingParams
+from ..server.adapters import loaded_adapters
 from ..server.engine_thread import EngineThread
 from ..server.output_delta import OutputDelta
 from ..server.snapshot import Snapshot
@@ -34,6 +35,7 @@ class ReplicaInfo:
         tokenizer: turns text into token ids and back.
         num_blocks, block_size: of its KV cache; None if a sequence needs only a row.
         node_id: Ray's id of the node that it runs on; a machine can have several.
+        adapters: the names of its adapters, each with the salt of the hashes of its blocks.
     """
 
     pid: int
@@ -44,6 +46,7 @@ class ReplicaInfo:
     num_blocks: int | None
     block_size: int | None
     node_id: str | None = None
+    adapters: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass
@@ -100,6 +103,7 @@ class Replica(EngineThread):
             engine.tokenizer,
             blocks and blocks.num_blocks,
             blocks and blocks.block_size,
+            adapters={name: adapter.digest for name, adapter in loaded_adapters(engine).items()},
         )
 
     def add(
@@ -109,9 +113,10 @@ class Replica(EngineThread):
         params: SamplingParams,
         priority: int,
         generated: Mapping[int, Seq[int]],
+        **options: Any,
     ) -> None:
         """Add a request to the engine, which continues after the tokens `generated`."""
-        add = partial(self._add_request, token_ids, params, engine_id, priority, generated)
+        add = partial(self._add_request, token_ids, params, engine_id, priority, generated, **options)
         if params.structured_outputs is None:
             self._inbox.put(add)
             return

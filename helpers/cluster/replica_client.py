@@ -123,7 +123,8 @@ class ReplicaClient(EngineClient):
         self, engine_id: str, token_ids: list[int], params: SamplingParams, priority: int, adapter: str | None = None
     ) -> None:
         max_tokens = self.engine.validator.check_counts(len(token_ids), params)
-        self._dispatch(DispatchedRequest(engine_id, token_ids, params, max_tokens, priority))
+        salt = b"" if adapter is None else self.engine.info.adapters[adapter]
+        self._dispatch(DispatchedRequest(engine_id, token_ids, params, max_tokens, priority, adapter, salt))
 
     def _send_abort(self, engine_id: str) -> None:
         if (request := self.dispatcher.requests.get(engine_id)) is None:
@@ -171,9 +172,10 @@ class ReplicaClient(EngineClient):
             self._waiting.append(request)
             return None
         generated = {index: list(token_ids) for index, token_ids in request.generated.items()}
+        options = {} if request.adapter is None else {"adapter": request.adapter}
         try:
             self.replicas[name].add(
-                request.request_id, request.prompt_token_ids, request.params, request.priority, generated
+                request.request_id, request.prompt_token_ids, request.params, request.priority, generated, **options
             )
         except BaseException:
             self.dispatcher.forget(request)

@@ -49,18 +49,20 @@ class ReplicaState:
         """How many requests it has not finished."""
         return len(self._requests)
 
-    def cached_tokens(self, prompt_token_ids: Seq[int]) -> int:
+    def cached_tokens(self, prompt_token_ids: Seq[int], salt: bytes = b"") -> int:
         """Return how many tokens of a prompt, from the first, need not be computed: at most all but the last one."""
         if self.block_size is None:
             return 0
         cached = 0
-        for digest in hash_blocks(prompt_token_ids[:-1], self.block_size):
+        for digest in hash_blocks(prompt_token_ids[:-1], self.block_size, salt):
             if digest not in self._registered and digest not in self._expected:
                 break
             cached += self.block_size
         return cached
 
-    def add(self, request_id: Hashable, prompt_token_ids: Seq[int], max_tokens: int, outputs: int = 1) -> None:
+    def add(
+        self, request_id: Hashable, prompt_token_ids: Seq[int], max_tokens: int, outputs: int = 1, salt: bytes = b""
+    ) -> None:
         """Count a request that was sent to the replica.
 
         Args:
@@ -68,9 +70,10 @@ class ReplicaState:
             prompt_token_ids: its prompt; for a resumed request, also the tokens generated so far.
             max_tokens: the most tokens that its outputs may still get, all together.
             outputs: how many outputs it still has to generate.
+            salt: starts the hashes of its blocks.
         """
-        computed = len(prompt_token_ids) - self.cached_tokens(prompt_token_ids)
-        hashes = [] if self.block_size is None else list(hash_blocks(prompt_token_ids, self.block_size))
+        computed = len(prompt_token_ids) - self.cached_tokens(prompt_token_ids, salt)
+        hashes = [] if self.block_size is None else list(hash_blocks(prompt_token_ids, self.block_size, salt))
         self._requests[request_id] = _Outstanding(computed, max_tokens, outputs, hashes)
         self._expected.update(hashes)
         self.outstanding_tokens += computed + max_tokens

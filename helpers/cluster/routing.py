@@ -13,6 +13,8 @@ considers only the cache sends all requests with a popular prefix to one replica
 
 import itertools
 from collections.abc import Sequence as Seq
+from functools import partial
+from types import SimpleNamespace
 from typing import Protocol
 
 
@@ -29,6 +31,23 @@ class RoutableReplica(Protocol):
 
     def cached_tokens(self, prompt_token_ids: Seq[int]) -> int:
         """Return how many tokens of a prompt, from the first, the replica need not compute."""
+
+
+def with_salt(replicas: Seq[RoutableReplica], salt: bytes) -> Seq[RoutableReplica]:
+    """Return what a router reads of replicas now, for a request whose blocks have this salt, such as an adapter's.
+
+    With a salt, the method `cached_tokens` of the replicas must take it as an argument of this name.
+    """
+    return [
+        SimpleNamespace(
+            outstanding_tokens=one.outstanding_tokens,
+            free_rows=one.free_rows,
+            cached_tokens=partial(one.cached_tokens, salt=salt),
+        )
+        if salt
+        else one
+        for one in replicas
+    ]
 
 
 class Router(Protocol):

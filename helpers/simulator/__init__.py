@@ -17,7 +17,7 @@ __main__.py           the command line: how many replicas does a trace need?
 
 from .cost_model import CostModel
 from .disaggregation import simulate_disaggregated
-from .fleet import TimedRequest, random_failures, simulate_fleet
+from .fleet import AdaptedRequest, TimedRequest, random_failures, simulate_fleet
 from .fleet_result import FleetResult, Lifetime
 from .simulate import simulate
 from .simulated_replica import SimulatedReplica

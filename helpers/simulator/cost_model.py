@@ -7,20 +7,21 @@
     keys        the keys that attention reads, one set per sequence: a decode's whole context
     pairs       the pairs of a token and an earlier one in prefills: their attention grows with the square of the prompt
 
-The seconds are the sum of these counts, each times its coefficient. The first few tokens of an iteration can be free:
-their arithmetic takes less time than reading the weights (the roofline model; Williams et al., CACM 2009). The
-coefficients of a machine are measured (`fit.py`) and kept in a small JSON file. For a machine that cannot be measured,
-`estimate` computes them from data sheets. `split` turns the costs of one device into those of several that share the
-model.
+The seconds are the sum of these counts, each times its coefficient. Adapters add a seventh: each one of an iteration is
+read once, however many rows have it. The first few tokens of an iteration can be free: their arithmetic takes less time
+than reading the weights (the roofline model; Williams et al., CACM 2009). The coefficients of a machine are measured
+(`fit.py`) and kept in a small JSON file. For a machine that cannot be measured, `estimate` computes them from data
+sheets. `split` turns the costs of one device into those of several that share the model.
 """
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..engine import Plan
+from ..engine import Plan, Sequence
 
 FEATURES = ("iterations", "prefills", "tokens", "sequences", "keys", "pairs")
 MACHINES = {file.stem: file for file in sorted(Path(__file__).with_name("machines").glob("*.json"))}
@@ -39,6 +40,11 @@ def features(plan: Plan) -> tuple[float, ...]:
     return bool(plan.chunks), pairs > 0, tokens, len(plan.chunks), keys, pairs
 
 
+def count_adapters(sequences: Iterable[Sequence]) -> int:
+    """Return how many different adapters sequences have."""
+    return len({sequence.request.notes.get("adapters") for sequence in sequences} - {None})
+
+
 @dataclass(frozen=True)
 class CostModel:
     """The seconds that each unit of each count takes; a callable for `Simulator(seconds=...)`.
@@ -46,6 +52,7 @@ class CostModel:
     Attributes:
         iterations, prefills, tokens, sequences, keys, pairs: seconds per unit, from 0 to MOST_SECONDS.
         free_tokens: how many tokens of an iteration take no time of their own.
+        adapters: seconds per adapter of an iteration. A fit leaves it at 0: its requests have no adapters.
         sums: how many sums over its devices a pass of the split model takes; 0 if unknown.
         sum_bytes: the bytes of each of these sums, per token.
         about: what the model describes: the machine, the model, the errors of the fit, ...
@@ -62,12 +69,13 @@ class CostModel:
     keys: float = 0.0
     pairs: float = 0.0
     free_tokens: int = 0
+    adapters: float = 0.0
     sums: int = 0
     sum_bytes: float = 0.0
     about: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self):
-        for name in (*FEATURES, "sum_bytes"):
+        for name in (*FEATURES, "adapters", "sum_bytes"):
             coefficient = getattr(self, name)
             if not isinstance(coefficient, int | float) or not 0 <= coefficient <= MOST_SECONDS:
                 raise ValueError(f"{name!r} must be a number from 0 to {MOST_SECONDS:g}, not {coefficient!r}.")
@@ -87,9 +95,12 @@ class CostModel:
 
     def __call__(self, plan: Plan) -> float:
         """Return the seconds of an iteration, given its plan."""
-        return self.of(*features(plan))
+        adapters = count_adapters(chunk.sequence for chunk in plan.chunks) if self.adapters else 0
+        return self.of(*features(plan), adapters)
 
-    def of(self, iterations: int, prefills: int, tokens: int, sequences: int, keys: int, pairs: int) -> float:
+    def of(
+        self, iterations: int, prefills: int, tokens: int, sequences: int, keys: int, pairs: int, adapters: int = 0
+    ) -> float:
         """Return the seconds of these counts."""
         return (
             self.iterations * iterations
@@ -98,6 +109,7 @@ class CostModel:
             + self.sequences * sequences
             + self.keys * keys
             + self.pairs * pairs
+            + self.adapters * adapters
         )
 
     def split(self, size: int, seconds_per_sum: float, bytes_per_second: float) -> "CostModel":
@@ -130,7 +142,7 @@ class CostModel:
             )
         sending = self.sums * self.sum_bytes * 2 * (size - 1) / size / bytes_per_second  # per token
         iterations = self.iterations / size + self.sums * seconds_per_sum + self.free_tokens * sending
-        shared = {name: getattr(self, name) / size for name in ("keys", "pairs")}
+        shared = {name: getattr(self, name) / size for name in ("keys", "pairs", "adapters")}
         return replace(self, iterations=iterations, tokens=self.tokens / size + sending, **shared)
 
     def save(self, path: str | Path) -> None:
@@ -163,6 +175,7 @@ def estimate(
     attention_width: float,
     bytes_per_second: float,
     operations_per_second: float,
+    adapter_bytes: float = 0.0,
     sums: int = 0,
     sum_bytes: float = 0.0,
 ) -> CostModel:
@@ -179,6 +192,7 @@ def estimate(
         attention_width: the number of layers times the width of all query heads together.
         bytes_per_second: how fast the device reads memory.
         operations_per_second: how fast it multiplies and adds.
+        adapter_bytes: the matrices of an adapter in all layers.
         sums, sum_bytes: as for `CostModel`.
     """
     return CostModel(
@@ -186,6 +200,7 @@ def estimate(
         tokens=2 * parameters / operations_per_second,
         keys=kv_bytes_per_token / bytes_per_second,
         pairs=4 * attention_width / operations_per_second,
+        adapters=adapter_bytes / bytes_per_second,
         sums=sums,
         sum_bytes=sum_bytes,
     )

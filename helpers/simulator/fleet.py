@@ -33,8 +33,22 @@ class TimedRequest(NamedTuple):
     output_tokens: int
 
 
+class AdaptedRequest(NamedTuple):
+    """A request of a trace that runs with an adapter, and shares cached blocks with others of the same adapter only.
+
+    Attributes:
+        arrival, prompt, output_tokens: as for `TimedRequest`.
+        adapter: its name.
+    """
+
+    arrival: float
+    prompt: list[int] | int
+    output_tokens: int
+    adapter: str
+
+
 def simulate_fleet(
-    requests: Iterable[TimedRequest],
+    requests: Iterable[TimedRequest | AdaptedRequest],
     config: EngineConfig,
     cost: CostModel,
     replicas: int,
@@ -73,7 +87,7 @@ def simulate_fleet(
 
 
 def check_trace(
-    requests: Iterable[TimedRequest], config: EngineConfig, check: Callable[[int, int], None]
+    requests: Iterable[TimedRequest | AdaptedRequest], config: EngineConfig, check: Callable[[int, int], None]
 ) -> Iterator[tuple[float, Sequence]]:
     """Yield the arrival and the sequence of each request; requests are numbered from 0.
 
@@ -86,7 +100,8 @@ def check_trace(
         ValueError: see `simulate_fleet`.
     """
     latest = -inf
-    for number, (arrival, prompt, output_tokens) in enumerate(requests):
+    for number, request in enumerate(requests):
+        arrival, prompt, output_tokens, *adapter = request
         if not 0 <= arrival < inf:
             raise ValueError(
                 f"Request {number} arrives at {arrival}, which is not a finite number of seconds of at least 0."
@@ -95,7 +110,8 @@ def check_trace(
             raise ValueError(f"Request {number} arrives at {arrival}, before the one ahead of it: sort the trace.")
         latest = arrival
         check(prompt if isinstance(prompt, int) else len(prompt), output_tokens)
-        yield arrival, Sequence(number, _token_ids(prompt, config), output_tokens, arrival=arrival)
+        shared = {"notes": {"adapters": adapter[0]}, "salt": adapter[0].encode()} if adapter else {}
+        yield arrival, Sequence(number, _token_ids(prompt, config), output_tokens, arrival=arrival, **shared)
     if latest == -inf:
         raise ValueError("The trace has no requests.")
 

@@ -17,7 +17,7 @@ from functools import partial
 from math import inf, isfinite
 from typing import Any
 
-from ..cluster.routing import Router
+from ..cluster.routing import Router, with_salt
 from ..engine import Sequence
 from .fleet_result import FleetResult, Lifetime
 from .simulated_replica import FinishedRequest, FleetClock, SimulatedReplica
@@ -166,7 +166,8 @@ class ReplicaSet:
         if not self._ready:
             self._waiting.append(sequence)
             return
-        member = self._ready[self._router.choose(sequence.token_ids, self._replicas)]
+        replicas = with_salt(self._replicas, sequence.request.salt)
+        member = self._ready[self._router.choose(sequence.token_ids, replicas)]
         member.replica.add(sequence, self.clock.now)
         heapq.heappush(self._due, (member.replica.busy_until, member.number))
 

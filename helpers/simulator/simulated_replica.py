@@ -116,9 +116,9 @@ class SimulatedReplica:
         """Its rows minus its unfinished requests. No request finishes within a stretch."""
         return self.scheduler.max_rows - len(self.scheduler.unfinished)
 
-    def cached_tokens(self, prompt_token_ids: list[int]) -> int:
+    def cached_tokens(self, prompt_token_ids: list[int], salt: bytes = b"") -> int:
         """Return how many tokens of a prompt, from the first, the replica need not compute."""
-        return self.scheduler.memory.cached_tokens(Sequence("", prompt_token_ids, 1))
+        return self.scheduler.memory.cached_tokens(Sequence("", prompt_token_ids, 1, salt=salt))
 
     # --- requests and time --------------------------------------------------------------------------------------
 

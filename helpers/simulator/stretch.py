@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from ..engine import Plan, Scheduler, Static
 from ..engine.block_manager import UnlimitedMemory
-from .cost_model import CostModel
+from .cost_model import CostModel, count_adapters
 
 
 @dataclass
@@ -74,7 +74,8 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
     if most < 1:
         return None
     rows, keys = len(running), sum(len(sequence.token_ids) for sequence in running)
-    seconds = [cost.of(1, 0, rows, rows, keys + iteration * rows, 0) for iteration in range(most)]
+    adapters = count_adapters(running)
+    seconds = [cost.of(1, 0, rows, rows, keys + iteration * rows, 0, adapters) for iteration in range(most)]
     return Stretch(scheduler, now, seconds, list(accumulate(seconds, initial=now))[1:])
 
 
