@@ -14,7 +14,7 @@ OLDEST_TESTS := families models kv_cache executor batch_invariant sampling ragge
 # The slow tests run in two streams. Most tests of the second one wait, for a browser or for processes that start. Those
 # of checks, figures and reinforcement learning compute; they are there because the first stream is the longer one.
 SLOW := $(shell grep -ls pytest.mark.slow tests/test_*.py)
-IN_SECOND := checks cluster page playground published_figures reinforcement_learning simulator site tensor_parallel vllm_replica
+IN_SECOND := checks cluster page playground published_figures reinforcement_learning simulator site tensor_parallel
 SECOND := $(filter $(foreach name,$(IN_SECOND),tests/test_$(name).py),$(SLOW))
 # These run in the stream of the lessons, which is the shorter one. The tests of exercises compute the same cases, and a copy
 # for students has none of them.

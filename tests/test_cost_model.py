@@ -115,7 +115,6 @@ def test_a_saved_model_is_read_again_with_what_it_describes(tmp_path):
 @pytest.mark.parametrize(
     "content, reason",
     [
-        ("[]", "contains no cost model"),
         ("{", "contains no cost model"),
         ("[" * 100_000, "contains no cost model"),
         ('{"tokens": 1, "about": 5}', "'about' must be an object, not 5"),
@@ -123,7 +122,6 @@ def test_a_saved_model_is_read_again_with_what_it_describes(tmp_path):
         ('{"tokens": 1e308}', "'tokens' must be a number"),
         ('{"seconds": 1}', "seconds"),
         ('{"tokens": -1}', "'tokens' must be a number from 0 to 1e\\+09, not -1"),
-        ('{"tokens": "1"}', "must be a number"),
         ('{"adapters": -1}', "'adapters' must be a number"),
         ('{"tokens": 1, "free_tokens": -1}', "'free_tokens' must be an integer from 0 to 1e\\+09, not -1"),
         ('{"tokens": 1, "sums": 1.5}', "'sums' must be an integer"),

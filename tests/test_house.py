@@ -93,8 +93,7 @@ def test_the_package_and_the_lessons_require_the_same_versions():
 def test_every_package_that_helpers_or_a_notebook_imports_is_declared():
     names = {re.match(r"[\w-]+", requirement)[0] for requirement in declared()}
     names |= {included for name in names for included in INCLUDED.get(name, ())} | NOTEBOOK | sys.stdlib_module_names
-    # The builds of vLLM differ by machine, and it may have an environment of its own: docs/deployment.md.
-    missing = {path_of(module): imported(module.read_text("utf-8")) - names - {"vllm"} for module in MODULES}
+    missing = {path_of(module): imported(module.read_text("utf-8")) - names for module in MODULES}
     for path in colab.notebooks_of():
         cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
         source = re.sub(r"^\s*[%!].*", "pass", "\n".join(cell.source for cell in cells), flags=re.MULTILINE)

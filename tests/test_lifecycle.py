@@ -1,133 +1,45 @@
 """Which replica is started or drained next, and how many there should be: the rules alone, without processes."""
 
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
-from helpers.cluster.autoscaling import QueueLengthAutoscaler
-from helpers.cluster.lifecycle import DRAINING, ENDED, READY, STARTING, Drain, Member, Start, next_change
+from helpers.cluster.lifecycle import DRAINING, READY, STARTING, Drain, Member, Start, next_change
 from tests.support.autoscalers import with_window
 
-MOST = 4
 
-
-class Replicas:
-    """Replicas that exist on paper: they do what the rules say, and get ready, lost or empty when a test says so."""
-
-    def __init__(self, wanted: int, cores: int):
-        self.members: list[Member] = []
-        self.wanted, self.cores, self.generation, self.loads = wanted, cores, 0, {}
-        self.change()
-
-    def change(self) -> None:
-        """Follow the rules until there is nothing to do."""
-        for _ in range(4 * MOST):
-            change = next_change(self.members, self.wanted, self.generation, self.has_room, self.load)
-            if change is None:
-                return
-            if isinstance(change, Start):
-                self.members.append(Member(change.place, self.generation))
-            elif change.member.state == STARTING:
-                self.members.remove(change.member)
-            else:
-                change.member.state = DRAINING
-        raise AssertionError("the rules do not come to an end")
-
-    def has_room(self) -> bool:
-        return len(self.members) < self.cores
-
-    def load(self, member: Member) -> int:
-        return self.loads.get(member, 0)
-
-    def in_state(self, state: str) -> list[Member]:
-        return [one for one in self.members if one.state == state]
-
-    def get_ready(self) -> None:
-        for one in self.in_state(STARTING)[:1]:
-            one.state = READY
-
-    def lose(self, index: int) -> None:
-        if self.members:
-            self.members.pop(index % len(self.members))
-
-    def end_draining(self) -> None:
-        for one in self.in_state(DRAINING)[:1]:
-            one.state = ENDED
-
-    def free_cores(self) -> None:
-        for one in self.in_state(ENDED)[:1]:
-            self.members.remove(one)
-
-    def settle(self) -> None:
-        """Let every replica that starts get ready, and every one that drains end."""
-        steps = {STARTING: self.get_ready, DRAINING: self.end_draining, ENDED: self.free_cores}
-        while state := next((state for state in steps if self.in_state(state)), None):
-            steps[state]()
-            self.change()
-
-
-events = st.lists(
-    st.one_of(
-        st.just(("get_ready",)),
-        st.just(("end_draining",)),
-        st.just(("free_cores",)),
-        st.tuples(st.just("lose"), st.integers(0, MOST)),
-        st.tuples(st.just("want"), st.integers(1, MOST)),
-        st.just(("restart",)),
-    ),
-    max_size=30,
+@pytest.mark.parametrize(
+    "states, wanted, change",
+    [
+        ([], 1, Start(0)),
+        ([READY], 3, Start(1)),
+        ([READY, STARTING], 2, None),
+        ([READY, READY, STARTING], 2, 2),  # the one that is not ready yet
+        ([READY, READY, READY], 2, 1),  # the one with the least work
+        ([READY, DRAINING], 2, Start(1)),  # the one that drains is not wanted again
+        ([READY, DRAINING], 1, None),
+    ],
 )
+def test_replicas_are_started_and_drained_until_as_many_are_ready_as_are_wanted(states, wanted, change):
+    members = [Member(place, 0, state=state) for place, state in enumerate(states)]
+    load = {member: number for member, number in zip(members, (2, 0, 1), strict=False)}
+    expected = Drain(members[change]) if isinstance(change, int) else change
+    assert next_change(members, wanted, 0, load.get) == expected
 
 
-@settings(max_examples=400, phases=[Phase.generate])
-@given(events=events, cores=st.integers(1, MOST + 2))
-def test_whatever_happens_the_replicas_that_are_wanted_are_there_in_the_end(events, cores):
-    replicas = Replicas(wanted=2, cores=cores)
-    for name, *arguments in events:
-        if name == "want":
-            replicas.wanted = arguments[0]
-        elif name == "restart":
-            replicas.generation += 1
-        else:
-            getattr(replicas, name)(*arguments)
-        before = len(replicas.members)
-        replicas.change()
-        assert len(replicas.members) <= max(before, replicas.wanted, cores), "more replicas than cores"
-    replicas.settle()
-    assert [one.state for one in replicas.members] == [READY] * replicas.wanted
-    assert {one.generation for one in replicas.members} == {replicas.generation}
-    assert len({one.place for one in replicas.members}) == replicas.wanted
-    assert all(0 <= one.place < MOST for one in replicas.members)
+def test_of_replicas_with_equal_work_the_newest_drains():
+    members = [Member(place, 0, state=READY) for place in range(3)]
+    assert next_change(members, 2, 0, lambda member: 0) == Drain(members[2])
 
 
-def test_the_replica_with_the_least_work_drains_first_and_the_newest_of_equal_ones():
-    replicas = Replicas(wanted=3, cores=3)
-    replicas.settle()
-    first, second, third = replicas.members
-    replicas.loads = {first: 2, second: 1, third: 1}
-    assert next_change(replicas.members, 2, 0, replicas.has_room, replicas.load) == Drain(third)
-
-
-def test_a_replica_that_starts_and_is_not_wanted_any_more_never_gets_ready():
-    replicas = Replicas(wanted=2, cores=4)
-    replicas.settle()
-    replicas.wanted = 3
-    replicas.change()
-    assert len(replicas.in_state(STARTING)) == 1
-    replicas.wanted = 2
-    replicas.change()
-    assert [one.state for one in replicas.members] == [READY, READY]
-
-
-def test_a_replica_that_drains_is_not_wanted_again_and_without_room_another_starts_once_it_is_gone():
-    replicas = Replicas(wanted=2, cores=2)
-    replicas.settle()
-    for replicas.wanted in (1, 2):
-        replicas.change()
-        assert [one.state for one in replicas.members] == [READY, DRAINING]
-    replicas.end_draining()
-    replicas.free_cores()
-    assert next_change(replicas.members, 2, 0, replicas.has_room, replicas.load) == Start(1)
+def test_in_a_rolling_restart_a_replica_drains_only_while_all_others_are_ready():
+    old, other, new = Member(0, 0, state=READY), Member(1, 0, state=READY), Member(0, 1, state=STARTING)
+    assert next_change([old, other], 2, 1, None) == Drain(old)
+    old.state = DRAINING
+    assert next_change([old, other], 2, 1, None) == Start(0)
+    assert next_change([other, old, new], 2, 1, None) is None
+    new.state = READY
+    assert next_change([other, old, new], 2, 1, None) is None
+    assert next_change([other, new], 2, 1, None) == Drain(other)
+    assert next_change([new, Member(1, 1, state=READY)], 2, 1, None) is None
 
 
 # --- how many there should be ---------------------------------------------------------------------------------------
@@ -143,17 +55,3 @@ def test_replicas_stop_only_after_as_many_decisions_in_a_row_as_the_window():
     autoscaler = with_window(3)(1, 8, target=10)
     answers = [autoscaler.desired(unfinished) for unfinished in (80, 10, 10, 40, 10, 10, 10, 10)]
     assert answers == [8, 8, 8, 4, 4, 4, 1, 1]
-
-
-@pytest.mark.parametrize(
-    "settings, reason",
-    [
-        ({"least": 0}, "at least 1 replica and at most `most`, not 0 to 4"),
-        ({"least": 5}, "not 5 to 4"),
-        ({"target": 0}, "above 0, not 0 and 10.0"),
-        ({"interval": float("nan")}, "above 0, not 8 and nan"),
-    ],
-)
-def test_an_autoscaler_says_which_setting_is_out_of_range(settings, reason):
-    with pytest.raises(ValueError, match=reason):
-        QueueLengthAutoscaler(**{"least": 1, "most": 4, "target": 8} | settings)

@@ -73,7 +73,7 @@ async def test_the_front_end_lists_the_adapters_of_the_replicas_and_refuses_othe
 
 @in_loop
 async def test_what_replicas_report_as_cached_is_found_by_requests_with_the_same_adapter(folders):
-    async with running(1, router=lambda: CacheAlone()) as client:
+    async with running(1) as client:
         stream, _ = await client.submit("request", [PROMPT], SamplingParams(2), adapter="a")
         await tokens(stream)
         await wait_until(lambda: is_empty(client))

@@ -57,42 +57,19 @@ async def test_streams_go_on_when_a_replica_is_lost_and_another_takes_its_place(
         await wait_until(lambda: is_empty(client))
 
 
-def fail_in_a_step(engine):
-    engine.step = lambda: 1 / 0
-
-
-def lose_a_process_of_the_model(engine):
-    """Alone, the engine would end the requests of the pass with an error, and go on with the others."""
-    run = engine.runner.run
-
-    def fail(plan, clock):
-        engine.runner.num_failures = 1
-        return replace(run(plan, clock), passes=[], error=RuntimeError("Process 1 of 2 of the model has ended."))
-
-    engine.runner.run = fail
-
-
-@pytest.mark.parametrize(
-    ("fail", "num_requests", "reason"),
-    [
-        (fail_in_a_step, 2, "ZeroDivisionError: division by zero."),
-        (lose_a_process_of_the_model, 2, "ModelLost: processes that share its model have failed."),
-        (lose_a_process_of_the_model, 6, "ModelLost: processes that share its model have failed."),  # some are waiting
-    ],
-)
 @in_loop
-async def test_requests_go_on_when_an_engine_stops_and_the_log_says_which_and_why(fail, num_requests, reason, caplog):
+async def test_requests_go_on_when_an_engine_stops_and_the_log_says_which_and_why(caplog):
     async with running(shut=True) as client:
         first, second = client.started
-        streams = [await submit(client, [0, 1], 9, f"r{number}") for number in range(num_requests)]
+        streams = [await submit(client, [0, 1], 9, f"r{number}") for number in range(2)]
         let(first, 1)
         await wait_until(lambda: client.seen)
-        fail(first.replica.engine)
+        first.replica.engine.step = lambda: 1 / 0
         let(first, 2), let(second, ENOUGH)  # the first of these has begun
-        assert [await tokens(stream) for stream in streams] == [list(range(2, 11))] * num_requests
+        assert [await tokens(stream) for stream in streams] == [list(range(2, 11))] * 2
         assert client.num_lost == 1 and first.killed and client.num_resumed > 0
         place = f"Replica r0 (process {os.getpid()} on {os.uname().nodename})"
-        assert f"{place} is lost: its engine has stopped: {reason}" in caplog.text
+        assert f"{place} is lost: its engine has stopped: ZeroDivisionError: division by zero." in caplog.text
 
 
 @in_loop
@@ -208,22 +185,6 @@ async def test_a_request_gets_a_free_row_although_a_replica_without_one_has_less
         for number, (max_tokens, replica) in enumerate([(20, "r0"), (4, "r1"), (4, "r1"), (4, "r0"), (4, "r1")]):
             await submit(client, [0, 1], max_tokens, str(number))
             assert client.dispatcher.requests[str(number)].replica == replica
-
-
-@in_loop
-async def test_no_waiting_request_is_sent_to_a_replica_that_reports_that_its_engine_has_stopped():
-    async with running(shut=True, restarts=False) as client:
-        first, second = client.started
-        first.lose()
-        await wait_until(lambda: list(client.replicas) == ["r1"])
-        for number in range(5):
-            await submit(client, [0, 1], 2, f"r{number}")
-        (waiting,) = client._waiting
-        stopped = Report([OutputDelta("r0", 0, "", [2], None, 1, "stop")], error="MemoryError")
-        second.report = lambda: asyncio.sleep(0, stopped)
-        await wait_until(lambda: not client.replicas)
-        assert [request.num_losses for request in client._waiting] == [1, 1, 1, 0]
-        assert client._waiting[-1] is waiting
 
 
 @in_loop

@@ -94,18 +94,6 @@ async def test_calls_arrive_in_their_order():
 
 
 @in_loop
-async def test_a_connection_that_proves_the_secret_after_another_one_is_not_served():
-    async with serving() as replica:
-        reader, writer = await asyncio.open_connection(replica.address.host, replica.address.port)
-        front_end = ReplicaConnection(replica.address)
-        await front_end.report()
-        await _authenticate(reader, writer, replica.address.secret, FRONT_END, REPLICA)
-        assert await reader.read() == b""
-        writer.close()
-        front_end.close()
-
-
-@in_loop
 async def test_a_silent_connection_is_closed(monkeypatch):
     monkeypatch.setattr(connection, "PROOF_SECONDS", 0.01)
     async with serving() as replica:

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import random
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from helpers import EngineConfig, SamplingParams
 from helpers.cluster import replica_client
 from helpers.cluster.lifecycle import DRAINING, READY, STARTING
-from helpers.cluster.replica_pool import ReplicaPool
 from helpers.server.http_errors import EngineFailed
 from helpers.simulator import Simulator
 from tests.support.autoscalers import with_window
@@ -26,11 +24,10 @@ def states(client) -> list[str]:
     return [one.state for one in client.pool.members]
 
 
-@pytest.mark.parametrize("has_room", [False, True])
 @pytest.mark.parametrize("num_replicas", [1, 2])
 @in_loop
-async def test_a_rolling_restart_under_load_fails_no_request_and_changes_no_token(num_replicas, has_room):
-    async with running(num_replicas, has_room=lambda: has_room, max_queue=20) as client:
+async def test_a_rolling_restart_under_load_fails_no_request_and_changes_no_token(num_replicas):
+    async with running(num_replicas, max_queue=20) as client:
         results, ready, restarted = [], [], asyncio.Event()
 
         async def user(number: int) -> None:
@@ -41,41 +38,17 @@ async def test_a_rolling_restart_under_load_fails_no_request_and_changes_no_toke
         client.observers.append(lambda *_: ready.append(client.pool.count(READY)))
         users = [asyncio.create_task(user(number)) for number in range(6)]
         await wait_until(lambda: len(results) > 10)
-        replaced = client.pool.restart()
-        assert replaced == [f"r{number}" for number in range(num_replicas)]
-        others = [READY] * (num_replicas - 1)
-        assert states(client) == ([READY, *others, STARTING] if has_room else [DRAINING, *others])
+        assert client.pool.restart() == [f"r{number}" for number in range(num_replicas)]
+        assert states(client) == [DRAINING, *[READY] * (num_replicas - 1), STARTING]
         new = [f"r{number}" for number in range(num_replicas, 2 * num_replicas)]
         await wait_until(lambda: sorted(client.replicas) == new and states(client) == [READY] * num_replicas)
         restarted.set()
         await asyncio.gather(*users)
         assert results == [list(range(2, 11))] * len(results)
-        assert min(ready) == num_replicas if has_room else min(ready) >= num_replicas - 1
+        assert min(ready) >= num_replicas - 1
         assert client.num_lost == client.num_resumed == 0
         assert all(one.killed for one in client.started[:num_replicas])
         await wait_until(lambda: is_empty(client))
-
-
-@in_loop
-async def test_each_new_replica_starts_first_although_the_cores_of_a_killed_one_are_free_only_later():
-    async with running(3, has_room=lambda: has_room()) as client:
-        loop, cores, free_at, ready = asyncio.get_running_loop(), 4, {}, []
-
-        def has_room() -> bool:
-            killed = [one for one in client.started if one.killed]
-            held = [one for one in killed if loop.time() < free_at.setdefault(one, loop.time() + 0.1)]
-            return len(client.started) - len(killed) + len(held) + client.pool.count(STARTING) < cores
-
-        async def watch() -> None:
-            while True:
-                ready.append(client.pool.count(READY))
-                await asyncio.sleep(0.001)
-
-        watching = asyncio.create_task(watch())
-        client.pool.restart()
-        await wait_until(lambda: list(client.replicas) == ["r3", "r4", "r5"] and states(client) == [READY] * 3)
-        watching.cancel()
-        assert min(ready) == 3
 
 
 @pytest.mark.slow  # as all tests that need Ray, which only `make test-slow` installs
@@ -106,17 +79,6 @@ async def test_a_pool_that_has_stopped_starts_no_replica():
         client.pool.scale(3)
         await asyncio.sleep(0)
         assert client.pool.members == [] and len(client.started) == 2
-
-
-@in_loop
-async def test_a_replica_that_is_not_wanted_before_it_takes_requests_is_killed():
-    async with running(1) as client:
-        replicas = [client.started[0], SimpleNamespace(name="r1", kill=lambda: killed.append("r1"))]
-        killed, pool = [], ReplicaPool(client, None, lambda: False, 10.0, 0.0)
-        pool.start(replicas)
-        pool.scale(1)
-        assert killed == ["r1"] and len(pool.members) == 1
-        await pool.stop()
 
 
 @in_loop
@@ -155,71 +117,30 @@ async def test_replicas_are_added_for_a_queue_and_drained_after_it():
         assert client.num_lost == client.num_resumed == 0
 
 
-def of_waiting(client) -> list[str]:
-    return [request.request_id for request in client._waiting]
-
-
 @in_loop
-async def test_the_first_replica_after_a_loss_of_all_leaves_requests_to_those_that_follow():
-    async with running(2, all_shut=True, restarts=False, max_queue=20) as client:
-        streams = [await submit(client, [0, 1], 4, f"r{number}") for number in range(10)]
-        for one in client.started:
-            one.lose()
-        await wait_until(lambda: not client.replicas)
-        assert client.alive
-        client.may_start.release()
-        await wait_until(lambda: "r2" in client.replicas)
-        assert client.dispatcher.replicas["r2"].num_requests == 4, "2 rows, and a request that waits for each"
-        assert of_waiting(client) == [f"r{number}" for number in range(4, 10)]
-        assert client._snapshot(()).num_waiting >= 6 and client._snapshot(()).waiting[:2] == ("r4", "r5")
-        client.may_start.release()
-        await wait_until(lambda: "r3" in client.replicas)
-        assert [one.num_requests for one in client.dispatcher.replicas.values()] == [5, 5]
-        for one in client.started:
-            let(one, ENOUGH)
-        assert [await tokens(stream) for stream in streams] == [[2, 3, 4, 5]] * 10
-        await wait_until(lambda: is_empty(client))
-
-
-@in_loop
-async def test_a_late_request_does_not_overtake_those_that_wait():
-    async with running(1, shut=True, restarts=False, max_queue=20, most=2) as client:
-        client.pool.scale(2)
-        for number in range(7):
-            await submit(client, [0, 1], 4, f"r{number}")
-        assert of_waiting(client) == ["r4", "r5", "r6"]
-        client.pool.scale(1)
-        received, add = [], client.started[0].add
-        client.started[0].add = lambda engine_id, *request: (received.append(engine_id), add(engine_id, *request))
-        await submit(client, [0, 1], 4, "late")
-        assert received == ["r4", "r5", "r6", "late"]
-
-
-@pytest.mark.parametrize("policy, order", [("fcfs", ["a", "b", "c"]), ("priority", ["b", "a", "c"])])
-@in_loop
-async def test_urgent_requests_come_first_if_the_policy_has_priorities(policy, order):
-    async with running(1, shut=True, restarts=False) as client:
-        client.engine.config = replace(client.engine.config, policy=policy)
-        client.started[0].lose()
-        await wait_until(lambda: not client.replicas)
-        for name, priority in (("a", 0), ("b", -1), ("c", 0)):
-            await client.submit(name, [[0, 1]], SamplingParams(4), priority=priority)
-        assert of_waiting(client) == order
-
-
-@in_loop
-async def test_an_autoscaler_counts_sequences_and_a_smaller_number_lets_requests_go_on():
-    asked, wanted = [], iter([2, 1])
-    autoscaler = SimpleNamespace(interval=NEVER, desired=lambda unfinished: (asked.append(unfinished), next(wanted))[1])
-    async with running(1, shut=True, restarts=False, max_queue=20, most=2, autoscaler=autoscaler) as client:
+async def test_an_autoscaler_counts_sequences():
+    asked = []
+    autoscaler = SimpleNamespace(interval=NEVER, desired=lambda unfinished: asked.append(unfinished) or 1)
+    async with running(1, shut=True, max_queue=20, autoscaler=autoscaler) as client:
         await client.submit("r", [[0, 1]], SamplingParams(4, n=6, temperature=1.0))
         client.autoscale()
-        assert states(client) == [READY, STARTING]
-        for number in range(4):
-            await submit(client, [0, 1], 4, f"r{number}")
-        assert of_waiting(client) == ["r3"]
-        client.autoscale()
-        assert of_waiting(client) == [] and asked == [6, 10]
+        assert asked == [6]
+
+
+@in_loop
+async def test_when_all_replicas_are_lost_requests_wait_for_the_next_one_in_their_order():
+    async with running(1, all_shut=True, restarts=False, max_queue=20) as client:
+        streams = [await submit(client, [0, 1], 4, f"r{number}") for number in range(9)]
+        client.started[0].lose()
+        await wait_until(lambda: not client.replicas)
+        streams.append(await submit(client, [0, 1], 4, "r9"))
+        assert client.alive and client._snapshot(()).num_waiting == 10
+        client.may_start.release()
+        await wait_until(lambda: "r1" in client.replicas)
+        assert list(client.dispatcher.replicas["r1"]._requests) == [f"r{number}" for number in range(10)]
+        let(client.started[1], ENOUGH)
+        assert [await tokens(stream) for stream in streams] == [[2, 3, 4, 5]] * 10
+        await wait_until(lambda: is_empty(client))
 
 
 @in_loop
@@ -231,17 +152,6 @@ async def test_an_autoscaler_decides_again_and_again_and_stops_the_front_end_if_
         assert "The front end has stopped." in caplog.text and "ZeroDivisionError" in caplog.text
         with pytest.raises(EngineFailed):
             await submit(client, [0, 1], 4)
-
-
-@in_loop
-async def test_a_replica_with_another_model_than_the_first_is_reported(caplog):
-    async with running(2, restarts=False) as client:
-        assert "vocabulary" not in caplog.text
-        client.engine.info = replace(client.engine.info, num_blocks=41)
-        client.started[0].lose()
-        client.may_start.release()
-        await wait_until(lambda: "r2" in client.replicas)
-        assert "Replica r2 has another vocabulary, context or number of blocks" in caplog.text
 
 
 @in_loop
@@ -285,7 +195,7 @@ async def test_no_request_is_lost_whatever_is_done_to_the_replicas(seed):
     draw, ids, results, done = random.Random(seed), itertools.count(), [], False
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(replica_client, "MAX_LOSSES", 10**6)  # no request is the cause
-        async with running(2, max_queue=100, most=3, drain_grace=0.0, has_room=lambda: draw.random() < 0.5) as client:
+        async with running(2, max_queue=100, most=3, drain_grace=0.0) as client:
 
             async def user() -> None:
                 while not done:

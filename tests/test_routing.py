@@ -1,13 +1,11 @@
 """Routing policies, what they know of the replicas, and the reports by which they know it."""
 
 import random
-from collections import Counter
 
 from helpers.cluster.replica_state import ReplicaState
 from helpers.cluster.routing import (
     FreeRowsFirst,
     LeastOutstandingTokens,
-    PowerOfTwoChoices,
     PrefixAware,
     RoundRobin,
 )
@@ -50,15 +48,6 @@ def test_round_robin_goes_on_in_turn_when_a_replica_is_lost():
 
 def test_least_outstanding_tokens_takes_the_least_loaded_replica_and_the_first_of_equal_ones():
     assert LeastOutstandingTokens().choose(PROMPT, [Known(5), Known(3, cached=0), Known(3), Known(9, cached=39)]) == 1
-
-
-def test_power_of_two_choices_never_takes_the_most_loaded_replica_and_repeats_its_draws():
-    replicas = [Known(5), Known(30), Known(10), Known(20)]
-    draws = [[router.choose(PROMPT, replicas) for _ in range(200)] for router in map(PowerOfTwoChoices, (1, 1, 2))]
-    assert draws[0] == draws[1] != draws[2]
-    count = Counter(draws[0])
-    assert set(count) == {0, 2, 3} and count[0] > count[2] > count[3]
-    assert PowerOfTwoChoices().choose(PROMPT, [Known()]) == 0
 
 
 def test_prefix_aware_follows_the_cache_until_the_load_outweighs_it():

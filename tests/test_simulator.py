@@ -74,12 +74,11 @@ def test_the_trace_of_simulate_is_that_of_a_simulator_with_texts_and_outputs(see
     assert len(trace.token_times) == len(requests)
 
 
-@pytest.mark.parametrize("num_blocks", [None, 100])
-def test_iterations_that_only_decode_are_planned_one_by_one_only_by_a_scheduler_of_ones_own(num_blocks):
+def test_iterations_that_only_decode_are_planned_one_by_one_only_by_a_scheduler_of_ones_own():
     def planned(scheduler_cls, monkeypatch) -> int:
         calls, schedule = [], Scheduler.schedule
         monkeypatch.setattr(Scheduler, "schedule", lambda self: calls.append(self) or schedule(self))
-        config = EngineConfig(num_blocks=num_blocks, prefix_caching=False, scheduler_cls=scheduler_cls)
+        config = EngineConfig(scheduler_cls=scheduler_cls)
         trace = simulate([([1] * 5, 200), ([1] * 7, 300)], config, [0.0, 20.0], CostModel(iterations=1.0))
         assert trace.steps == 320
         return len(calls)

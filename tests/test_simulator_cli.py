@@ -12,7 +12,7 @@ from helpers import load_model
 from helpers.simulator import CostModel, TimedRequest, write_trace
 from helpers.simulator.__main__ import main
 
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+ROOT = Path(__file__).parents[1]
 SECOND_PER_ITERATION = CostModel(iterations=1.0)
 
 
@@ -47,7 +47,7 @@ def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace,
     fleets = ["--replicas", "3", "--autoscale", "1..3", "--start-seconds", "5", "--price-per-hour", "3600"]
     assert main([*trace, *fleets, "--disaggregate", "1:1", "--slo", "ttft=100"]) == 0
     text = capsys.readouterr().out
-    assert main([*trace, *fleets, "--fail-every", "20", "--disaggregate", "1:1,1..2:1..3", "--target", "1"]) == 0
+    assert main([*trace, *fleets, "--fail-every", "20"]) == 0
     failing = rows(capsys.readouterr().out)
     head, fixed, scaled, separate = rows(text)
     assert head[-1] == "mean size price per 1M"  # two columns
@@ -60,8 +60,7 @@ def test_replicas_that_come_and_go_or_do_half_of_the_work_get_a_line_each(trace,
     assert text.endswith("the smallest of these fleets has 1:1 replicas.\n")
     assert failing[0][-2:] == ["mean size", "resumed price per 1M"]
     assert int(failing[1][-2]) > 0 and float(failing[1][1]) < float(fixed[1])
-    assert [line[0] for line in failing[3:]] == ["1:1", "1..2:1..3"] and all(int(line[-2]) > 0 for line in failing[3:])
-    assert 2.0 < float(failing[4][-3]) < 5.0
+    assert failing[2][0] == "1..3" and int(failing[2][-2]) > 0
 
 
 def test_replicas_of_two_devices_halve_the_time_and_have_the_rows_of_both(trace, tmp_path, capsys):
@@ -97,15 +96,12 @@ def test_the_command_routes_as_the_front_end_does_to_replicas_with_a_free_row(tr
     "arguments, reason",
     [
         (["--replicas", "0"], "sizes are like 4, 1..8 or 1,2,4, not '0'"),
-        (["--replicas", "4..2"], "not '4..2'"),
         (["--slo", "itl=1"], "limits are some of ttft=SECONDS,tpot=SECONDS,e2e=SECONDS, not 'itl=1'"),
-        (["--slo", "ttft"], "not 'ttft'"),
         (["--share", "99"], "--share is above 0 and at most 1, not 99"),
-        (["--autoscale", "0..2"], "sizes are like 4, 1..8 or 1,2,4, not '0..2'"),
         (["--autoscale", "1..2", "--target", "0"], "above 0, not 0.0"),
-        (["--disaggregate", "1:1,2:0"], "pairs are like 2:1, 1:1,2:1 or 1..4:2, not '1:1,2:0'"),
-        (["--disaggregate", "1:1:1"], "not '1:1:1'"),
+        (["--disaggregate", "1:1,2:0"], "pairs are like 2:1 or 1:1,2:1, not '1:1,2:0'"),
         (["--fail-every", "0.5"], "at least 1, not 0.5"),
+        (["--fail-every", "60", "--disaggregate", "1:1"], "--fail-every excludes --disaggregate"),
         (["--rate", "0"], "above 0, not 0"),
         (["--replicas", "1,3", "--tensor-parallel", "1,2"], "--tensor-parallel 2 divides none of --replicas"),
         (["--replicas", "2", "--tensor-parallel", "2"], "does not say how many sums"),
@@ -116,7 +112,6 @@ def test_the_command_routes_as_the_front_end_does_to_replicas_with_a_free_row(tr
         (["--trace", "nowhere.csv"], "cannot open nowhere.csv: No such file or directory."),
         (["--picture", "fleet.png"], "end the file name with .svg"),
         (["--price-per-hour", "-1"], "at least 0"),
-        (["--rows", "5000"], "allow more tokens or fewer rows"),
         (["--blocks", "1", "--block-size", "1"], "need 2 blocks of 1 tokens, and this engine has 1"),
     ],
 )
@@ -124,15 +119,6 @@ def test_a_wrong_setting_is_refused_with_the_reason(trace, capsys, arguments, re
     with pytest.raises(SystemExit) as exit:
         main([*trace, *arguments])
     assert exit.value.code == 2
-    assert reason in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("prompt, output", [(10**13, 7), (7, 10**13)])
-def test_a_request_of_more_tokens_than_any_model_has_room_for_is_refused(trace, tmp_path, capsys, prompt, output):
-    write_trace(tmp_path / "trace.csv", [TimedRequest(0, prompt, output)])
-    with pytest.raises(SystemExit):
-        main(trace)
-    reason = f"at most 10000000 prompt tokens and output tokens, not {prompt} and {output}"
     assert reason in capsys.readouterr().err
 
 
@@ -158,9 +144,18 @@ def test_this_machine_can_be_measured_and_its_costs_used(tmp_path, capsys):
     assert "the embedded model in bfloat16 on" in capsys.readouterr().out
 
 
-def test_the_page_on_planning_reports_what_its_commands_print(capsys):
+def test_the_page_on_planning_shows_what_its_first_command_prints(capsys):
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8").replace("\\\n", "")
+    command, printed = re.search(
+        r"python -m helpers\.simulator (.*)\n```.*?```text\n(.*?)```", page, re.DOTALL
+    ).groups()
+    assert main(shlex.split(command.replace("benchmarks", str(ROOT / "benchmarks")))) == 0
+    assert capsys.readouterr().out.partition("\n\n")[2] == printed
+
+
+def test_the_page_on_planning_reports_what_the_commands_for_split_models_print(capsys):
     """To the two digits that it gives."""
-    page = (Path(__file__).parents[1] / "docs" / "planning.md").read_text().partition("## One model on several")[2]
+    page = (ROOT / "docs" / "planning.md").read_text(encoding="utf-8").partition("## One model on several")[2]
     commands = page.partition("```bash\n")[2].partition("```")[0].replace("\\\n", "").splitlines()
     tables = []
     for command in commands:

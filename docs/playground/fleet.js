@@ -55,7 +55,7 @@ export function makeFleet(python) {
       if (mine !== current) return given.destroy();
       results.push(toJS(module.run(given, size)));
       $("progress").value = results.length;
-      if (results.length === 1) drawReplicas(results[0], settings.prefills);
+      if (results.length === 1) drawReplicas(results[0]);
       drawSizes([...results].sort((one, other) => one.size - other.size), settings.replicas);
     }
     given.destroy();
@@ -106,7 +106,7 @@ function drawSizes(results, chosenSize) {
   }));
 }
 
-function drawReplicas(result, prefills) {
+function drawReplicas(result) {
   const { pictures } = result, highest = {}, count = (number) => number.toLocaleString("en");
   const last = Math.max(...pictures.map((one) => one.times.at(-1) ?? 0));
   for (const { unit, values } of pictures) highest[unit] = Math.max(1, highest[unit] ?? 0, ...values);
@@ -114,7 +114,7 @@ function drawReplicas(result, prefills) {
   const missing = pictures.flatMap((one) => one.missing);
   $("replicas-text").textContent = `Replicas: ${result.name}, as the router sees them at each arrival, ` +
     `from 0 to ${last.toFixed(1)} s. Every picture is ${heights} high.` +
-    (missing.length ? ` The first ${prefills ? "decode " : ""}replica is missing from ${missing[0].toFixed(1)} to ${missing[1].toFixed(1)} s.` : "") +
+    (missing.length ? ` The first replica is missing from ${missing[0].toFixed(1)} to ${missing[1].toFixed(1)} s.` : "") +
     (result.moved ? ` Requests that moved to another replica: ${count(result.moved)}; computed tokens that were lost: ${count(result.lost_tokens)}.` : "") +
     (result.cached ? ` ${percent(result.cached)} of all prompt tokens are in the chosen replica's cache when their request arrives.` : "");
   $("loads").replaceChildren(...pictures.map((one) => element("tr", {}, head(one.name),

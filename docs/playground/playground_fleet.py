@@ -113,19 +113,23 @@ def _simulated(size: int, **settings) -> tuple[FleetResult, dict[str, RecordingR
     """
     made, prefills = requests(settings), settings["prefills"]
     sizes = {"prefill_": prefills, "decode_": size} if prefills else {"": size}
-    failing = made[len(made) * settings["failure"] // 100 :] if settings["failure"] else []
-    routers, options = {}, {"start_seconds": START_SECONDS}
-    for kind, most in sizes.items():
-        routers[kind] = RecordingRouter(FreeRowsFirst(ROUTERS[settings["router"]]()))
-        options |= {f"{kind}replicas": most, f"{kind}router": routers[kind]}
-        if settings["scaling"] == "autoscaled":
-            autoscaler = QueueLengthAutoscaler(1, most, settings["target"], INTERVAL)
-            options |= {f"{kind}replicas": 1, f"{kind}autoscaler": autoscaler}
-    options[f"{kind}failures"] = [(request.arrival, 0) for request in failing[:1]]  # of the last kind
+    routers = {kind: RecordingRouter(FreeRowsFirst(ROUTERS[settings["router"]]())) for kind in sizes}
+    options = {f"{kind}replicas": most for kind, most in sizes.items()}
+    options |= {f"{kind}router": router for kind, router in routers.items()}
     given = made, config(settings), CostModel.load(MACHINES[settings["machine"]])
     if prefills:
         return simulate_disaggregated(*given, **options, seconds_per_token=TRANSFER_SECONDS), routers
-    return simulate_fleet(*given, **options), routers
+    if settings["scaling"] == "autoscaled":
+        options |= {"replicas": 1, "autoscaler": QueueLengthAutoscaler(1, size, settings["target"], INTERVAL)}
+    failing = made[len(made) * settings["failure"] // 100 :][:1] if settings["failure"] else []
+    options["failures"] = [(request.arrival, 0) for request in failing]
+    return simulate_fleet(*given, **options, start_seconds=START_SECONDS), routers
+
+
+def complete(settings: dict | None = None) -> dict:
+    """Return all settings; with separate prefill replicas, the numbers are fixed and no replica fails."""
+    settings = DEFAULTS | (settings or {})
+    return settings | ({"scaling": "fixed", "failure": 0} if settings["prefills"] else {})
 
 
 def run(settings: dict | None = None, size: int | None = None) -> dict:
@@ -135,7 +139,7 @@ def run(settings: dict | None = None, size: int | None = None) -> dict:
         settings: changes of DEFAULTS.
         size: the number of replicas, without those that only prefill; None for the settings' own.
     """
-    settings = DEFAULTS | (settings or {})
+    settings = complete(settings)
     size = settings["replicas"] if size is None else size
     kept = {name: value for name, value in settings.items() if name not in ("replicas", "ttft_limit", "tpot_limit")}
     result, routers = _simulated(size, **kept)
@@ -158,25 +162,25 @@ def run(settings: dict | None = None, size: int | None = None) -> dict:
 
 
 def fleet_name(settings: dict, size: int) -> str:
-    """Return the name of a fleet on the command line: 4, 1..4, 2:4 or 1..2:1..4."""
-    sizes = [settings["prefills"], size] if settings["prefills"] else [size]
-    return ":".join(f"1..{most}" if settings["scaling"] == "autoscaled" else f"{most}" for most in sizes)
+    """Return the name of a fleet on the command line: 4, 1..4 or 2:4."""
+    if settings["prefills"]:
+        return f"{settings['prefills']}:{size}"
+    return f"1..{size}" if settings["scaling"] == "autoscaled" else f"{size}"
 
 
 def _pictures(settings: dict, size: int, result: FleetResult, routers: dict[str, RecordingRouter]) -> list[dict]:
     """Return the curves of each kind of replica: of each one, or of all together where their number changes."""
-    pictures, split = [], result.prefill_replicas
+    if settings["scaling"] == "autoscaled":
+        (router,) = routers.values()
+        loads = [sum(seen) for seen in router.outstanding]
+        times, counts, _ = (list(column) for column in zip(*result.sizes, strict=True))
+        every = _curve("all", "tokens", router.times, loads, len(router.choices), result.utilization)
+        return [every, _curve("number", "replicas", times, counts)]
+    pictures, split = [], settings["prefills"]
     parts = {"": slice(None), "prefill_": slice(split), "decode_": slice(split, None)}
     for kind, router in routers.items():
         lifetimes, busy = result.lifetimes[parts[kind]], result.busy_seconds[parts[kind]]
-        label, most = kind.replace("_", " "), settings["prefills"] if kind == "prefill_" else size
-        if settings["scaling"] == "autoscaled":
-            whole, loads = FleetResult(lifetimes=lifetimes), [sum(seen) for seen in router.outstanding]
-            share, sizes = sum(busy) / whole.replica_seconds, whole.sizes
-            pictures.append(_curve(f"{label}all", "tokens", router.times, loads, len(router.choices), share))
-            times, counts = [list(column) for column in zip(*sizes, strict=True)][:2]
-            pictures.append(_curve(f"{label}number", "replicas", times, counts))
-            continue
+        label, most = kind.replace("_", " "), split if kind == "prefill_" else size
         missing = [most - len(seen) for seen in router.outstanding]  # the first one, until it is replaced
         for replica in range(most):
             loads = [([0] * gone + seen)[replica] for gone, seen in zip(missing, router.outstanding, strict=True)]
@@ -202,6 +206,7 @@ def about(settings: dict) -> str:
 
 def command(settings: dict) -> str:
     """Return the command that prints the same numbers; "" if it has no options for the settings."""
+    settings = complete(settings)
     if settings["shared_prefix"] or settings["failure"] or settings["scaling"] == "autoscaled":
         return ""
     names = {"synthetic": "trace", "rate": "rate", "requests": "requests", "router": "router", "cost": "machine"}

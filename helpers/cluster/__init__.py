@@ -14,7 +14,6 @@
     failure_detector.py  notices that a replica is lost
     fleet_description.py all replicas as one engine: settings, tokenizer, limits
     ray_replicas.py      replicas as Ray actors
-    vllm_replica.py      vLLM as the engine of a replica
     app.py               the single server's application with replicas behind it
 
 The first six need neither torch nor Ray.

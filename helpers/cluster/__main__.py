@@ -4,7 +4,6 @@
     python -m helpers.cluster --replicas 1..4            as many as the unfinished requests need
     python -m helpers.cluster --router round_robin       another routing policy, to compare
     python -m helpers.cluster --ray-address auto         replicas on the machines of a running Ray cluster
-    python -m helpers.cluster --engine vllm              replicas that run vLLM
 
 All options of `python -m helpers.server` apply; rows, budgets and blocks are those of each replica, and --max-queue
 is for all of them together. The page at / shows all replicas together, /replicas lists them, and /metrics has the
@@ -24,9 +23,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from ..command_line import json_object, make_command, one_value, parse
+from ..command_line import make_command, one_value, parse
 from ..server.options import ServerOptions
-from . import vllm_replica
 from .autoscaling import QueueLengthAutoscaler
 from .routing import ROUTERS
 
@@ -53,15 +51,12 @@ class ClusterOptions(ServerOptions):
         autoscale_interval: with 1..4, the seconds between two looks.
         replica_cpus: how many CPU cores each replica gets.
         replica_gpus: how many GPUs each replica gets.
-        engine: what the replicas run.
-        engine_args: with vllm, a JSON object with further fields of its EngineArgs.
-        python: the Python of the replicas, such as one that has vLLM; this one if omitted.
         router: the routing policy; while some replicas have a free row, it chooses among these.
         replica_timeout: replace a replica after this many seconds without a report, or in one iteration.
         ray_address: the Ray cluster to join; without it, Ray is started on this machine, for this server only.
 
     Raises:
-        ValueError: an option is outside its range, or has no counterpart in vLLM.
+        ValueError: an option is outside its range.
     """
 
     program = "helpers.cluster"
@@ -71,9 +66,6 @@ class ClusterOptions(ServerOptions):
     autoscale_interval: Annotated[float, Parameter(group=REPLICAS)] = 10.0
     replica_cpus: Annotated[int, Parameter(group=REPLICAS)] = 1
     replica_gpus: Annotated[int, Parameter(group=REPLICAS)] = 0
-    engine: Annotated[Literal["course", "vllm"], Parameter(group=REPLICAS)] = "course"
-    engine_args: Annotated[Any, one_value(json_object), Parameter(group=REPLICAS)] = None
-    python: Annotated[Any, one_value(os.path.abspath), Parameter(group=REPLICAS)] = None
     router: Annotated[Literal[*ROUTERS], Parameter(group=REPLICAS)] = "prefix_aware"
     replica_timeout: Annotated[float, Parameter(group=REPLICAS)] = 10.0
     ray_address: Annotated[str | None, Parameter(group=REPLICAS)] = None
@@ -91,22 +83,6 @@ class ClusterOptions(ServerOptions):
                 raise ValueError(f"--{name.replace('_', '-')} must be a number above 0, not {value}.")
         if not 1 <= self.replica_timeout < math.inf:
             raise ValueError(f"--replica-timeout must be at least 1 second, not {self.replica_timeout}.")
-        if self.engine == "vllm":
-            self._refuse_for_vllm()
-        elif self.engine_args:
-            raise ValueError("--engine-args are vLLM's: add --engine vllm.")
-
-    def _refuse_for_vllm(self) -> None:
-        """Refuse an option that has no counterpart in vLLM."""
-        default = ServerOptions()
-        drafts = ("speculative", "num_speculative_tokens", "draft_model")
-        for name in ("weights", "block_size", "kv_cache", "tensor_parallel_size", *drafts, "adapters"):
-            if getattr(self, name) != getattr(default, name):
-                option = f"--{name.replace('_', '-')}"
-                raise ValueError(f"{option} is for the course's engine: set vLLM's own in --engine-args.")
-        if self.policy not in vllm_replica.POLICIES:
-            known = ", ".join(vllm_replica.POLICIES)
-            raise ValueError(f"--policy {self.policy} is for the course's engine: vLLM has {known}.")
 
 
 command = make_command("helpers.cluster", __doc__, ClusterOptions)
@@ -139,8 +115,6 @@ def _make_app(started: list, options: ClusterOptions):
     from .ray_replicas import RayNotStarted, RayReplicas, ReplicaSettings
     from .replica_client import ReplicaClient
 
-    if options.engine == "vllm" and options.ray_address is None:
-        vllm_replica.check_python(options.python or sys.executable)
     settings = ReplicaSettings(
         options.model,
         getattr(torch, options.dtype),
@@ -148,8 +122,6 @@ def _make_app(started: list, options: ClusterOptions):
         options.engine_config,
         options.replica_cpus,
         options.replica_gpus,
-        options.engine_args or {} if options.engine == "vllm" else None,
-        options.python,
         {name: os.path.abspath(folder) for name, folder in options.folder_of_adapters.items()},
     )
     least, most = options.replicas
@@ -170,7 +142,6 @@ def _make_app(started: list, options: ClusterOptions):
         replicas=replicas,
         router=ROUTERS[options.router](),
         start_replica=source.start_replica,
-        has_room=source.has_room,
         timeout=options.replica_timeout,
         drain_grace=options.grace,
         autoscaler=autoscaler,

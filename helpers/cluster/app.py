@@ -59,7 +59,7 @@ async def restart(body: Restart, request: Request) -> dict[str, list[str]]:
 
 
 def described(client: ReplicaClient, member: Member) -> dict[str, Any]:
-    """Describe a replica: where it runs and what it does, all None of one that starts or has ended but its state."""
+    """Describe a replica: where it runs and what it does, all None of one that starts but its state."""
     described = dict.fromkeys(("name", "state", "pid", "node", "node_id", "rows", "blocks", *GAUGES))
     described |= {"name": member.name, "state": member.state}
     if (name := member.name) not in client.replicas:

@@ -46,8 +46,6 @@ async def serve_replica(replica: Replica, host: str) -> ReplicaAddress:
         with contextlib.suppress(*ends), contextlib.closing(writer):
             async with asyncio.timeout(PROOF_SECONDS):
                 await _authenticate(reader, writer, address.secret, REPLICA, FRONT_END)
-            if not server.is_serving():  # another connection was first
-                return
             server.close()
             while True:
                 method, arguments, options = await _receive(reader)

@@ -29,7 +29,6 @@ class DispatchedRequest:
         params: how to continue it.
         max_tokens: the most tokens of an output.
         priority: as for `EngineCore.add_request`.
-        arrival: counts the requests, for their order.
         adapter: the adapter whose model continues the prompt; None for the model itself.
         salt: starts the hashes of its blocks.
         generated: the tokens delivered so far of each unfinished output, by index.
@@ -42,7 +41,6 @@ class DispatchedRequest:
     params: SamplingParams
     max_tokens: int
     priority: int = 0
-    arrival: int = 0
     adapter: str | None = None
     salt: bytes = b""
     generated: dict[int, list[int]] = field(init=False)

@@ -4,23 +4,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 
-from ..engine import EngineConfig, Prompt, SamplingParams
+from ..engine import EngineConfig, SamplingParams
 from ..engine.block_manager import BlockManager
 from ..engine.hooks import Feature, attach_features
-from ..engine.sequence import GREEDY
 from ..engine.validation import RequestValidator
 from .replica import ReplicaInfo
 
 
 class ResumableValidator(RequestValidator):
-    """Also refuses requests that another replica could not resume, and parameters that no replica supports."""
-
-    unsupported: tuple[str, ...] = ()
-
-    def validate(self, prompt: Prompt, params: SamplingParams) -> tuple[list[int], int]:
-        if refused := [name for name in self.unsupported if getattr(params, name) != getattr(GREEDY, name)]:
-            raise ValueError(f"The replicas' engine does not support {' or '.join(refused)}: leave it out.")
-        return super().validate(prompt, params)
+    """Also refuses requests that another replica could not resume."""
 
     def check_counts(self, prompt_tokens: int, params: SamplingParams) -> int:
         max_tokens = super().check_counts(prompt_tokens, params)
@@ -63,7 +55,6 @@ class FleetDescription:
         self.tokenizer = info.tokenizer
         # A request has to fit into a single replica.
         self.validator = ResumableValidator(info.tokenizer, config, info.model_info, blocks)
-        self.validator.unsupported = info.unsupported
         plain = replace(config, speculative=None, draft_model=None)
         unrun = SimpleNamespace(  # features check requests here, and do nothing else
             config=plain, tokenizer=info.tokenizer, model_info=info.model_info, validator=self.validator, scheduler=None

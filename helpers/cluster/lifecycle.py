@@ -3,10 +3,10 @@
     starting   its process starts and loads the model; it takes no requests yet
     ready      it takes requests
     draining   it takes no new requests, and is stopped once its requests have finished
-    ended      its process was killed, and its cores are not free yet
 
 Losses, a rolling restart and autoscaling need the same rules: they compare the replicas that there are with those that
-are wanted, and name one change. In a rolling restart the replicas of older generations are replaced one by one.
+are wanted, and name one change. In a rolling restart, the replicas of older generations are drained one after another,
+and each time another one starts.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-STARTING, READY, DRAINING, ENDED = "starting", "ready", "draining", "ended"
+STARTING, READY, DRAINING = "starting", "ready", "draining"
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class Member:
         place: which of the places that are wanted it fills.
         generation: a rolling restart replaces the members of older generations.
         handle: how to call it; None until it is ready.
-        state: STARTING, READY, DRAINING or ENDED.
+        state: STARTING, READY or DRAINING.
         drain_until: when its unfinished requests move to other replicas, by the clock of the event loop.
     """
 
@@ -61,7 +61,7 @@ class Drain:
 
 
 def next_change(
-    members: Seq[Member], wanted: int, generation: int, has_room: Callable[[], bool], load: Callable[[Member], int]
+    members: Seq[Member], wanted: int, generation: int, load: Callable[[Member], int]
 ) -> Start | Drain | None:
     """Return the next change that brings the replicas closer to those that are wanted.
 
@@ -69,23 +69,18 @@ def next_change(
         members: all replicas, in the order in which they were started.
         wanted: how many should be ready.
         generation: those of older generations are to be replaced.
-        has_room: says whether there are cores for another replica, in addition to all members.
         load: says how much work a member has; the one with the least is drained first.
 
     Returns:
         The change; None if there is nothing to do until a member changes its state.
     """
     active = [member for member in members if member.state in (STARTING, READY)]
-    ready = [member for member in active if member.state == READY]
-    outdated = [member for member in active if member.generation < generation]
-    free = sorted(set(range(wanted)) - {member.place for member in active})
     if len(active) < wanted:
-        return Start(free[0]) if len(members) < wanted or has_room() else None  # the others hold their cores
+        taken = {member.place for member in active}
+        return Start(next(place for place in range(wanted) if place not in taken))
     if len(active) > wanted:
-        if outdated:  # one is replaced, by another that may be starting still
-            return Drain(outdated[0]) if len(ready) > wanted else None
         starting = [member for member in active if member.state == STARTING]
-        return Drain(starting[-1] if starting else min(reversed(ready), key=load))
-    if not outdated or len(ready) < len(members):  # one after another
-        return None
-    return Start(free[0] if free else outdated[0].place) if has_room() else Drain(outdated[0])
+        return Drain(starting[-1] if starting else min(reversed(active), key=load))
+    outdated = [member for member in members if member.generation < generation]
+    all_ready = all(member.state == READY for member in members)
+    return Drain(outdated[0]) if outdated and all_ready else None  # one after another

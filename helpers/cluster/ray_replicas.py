@@ -12,8 +12,7 @@ import itertools
 import logging
 import os
 import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,8 @@ import ray
 
 from ..engine import EngineConfig, EngineCore
 from ..server.worker_thread import WorkerThread
-from . import vllm_replica
 from .connection import ReplicaAddress, ReplicaConnection, serve_replica
 from .replica import Replica, ReplicaInfo
-from .vllm_replica import VLLMEngine
 
 ATTEMPTS = 4  # to start Ray; each takes up to half a minute
 OBJECT_STORE = 80 * 2**20  # bytes, about Ray's minimum: reports are small and do not use it
@@ -46,8 +43,6 @@ class ReplicaSettings:
         config: the engine's settings.
         num_cpus: the cores that Ray reserves for the replica, and the threads that its model computes on.
         num_gpus: the GPUs that Ray reserves for the replica.
-        vllm: further arguments of vLLM's engine (vllm_replica.py); None for the course's engine.
-        python: the interpreter of the replica; None for the one of this process.
         adapters: the folders of the adapters to load, by name.
     """
 
@@ -57,26 +52,14 @@ class ReplicaSettings:
     config: EngineConfig
     num_cpus: int = 1
     num_gpus: int = 0
-    vllm: dict[str, Any] | None = None
-    python: str | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def runtime_env(self) -> dict[str, Any]:
-        """What differs in the environment of the replica's process, for Ray."""
-        env = {} if self.python is None else {"py_executable": self.python}
-        if self.vllm is not None:
-            env["env_vars"] = vllm_replica.environment(self.python or sys.executable, self.num_cpus)
-        return env
-
-    def load_engine(self) -> EngineCore | VLLMEngine:
+    def load_engine(self) -> EngineCore:
         """Load the model in the replica's process.
 
         Raises:
             ValueError: the settings or the model are refused.
         """
-        if self.vllm is not None:
-            return vllm_replica.load(self.model, self.dtype, self.config, self.vllm)
         import torch
 
         from ..model_engine import Engine
@@ -164,15 +147,15 @@ class RayReplicas:
         self._actor_cls = ray.remote(ReplicaActor)
 
     async def start_replica(self) -> RayReplica:
-        """Start a replica and return it once its model is loaded.
+        """Start a replica, as soon as a node of Ray has cores for it, and return it once its model is loaded.
 
         Raises:
             ValueError: the settings or the model are refused.
         """
         name = f"replica-{next(self._numbers)}"
         # The front end replaces a lost replica, under a new name, so Ray must not restart it.
-        options = {"num_cpus": self._settings.num_cpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
-        options |= {"num_gpus": self._settings.num_gpus, "runtime_env": self._settings.runtime_env}
+        options = {"num_cpus": self._settings.num_cpus, "num_gpus": self._settings.num_gpus}
+        options |= {"max_restarts": 0, "scheduling_strategy": "SPREAD"}
         actor = self._actor_cls.options(**options).remote(self._settings)
         try:
             return RayReplica(name, actor, *await actor.start.remote())
@@ -186,14 +169,6 @@ class RayReplicas:
     async def start_replicas(self, number: int) -> list[RayReplica]:
         """Start several replicas at once."""
         return await asyncio.gather(*(self.start_replica() for _ in range(number)))
-
-    def has_room(self) -> bool:
-        """Return whether one of Ray's nodes has cores and GPUs for another replica; no, if Ray does not say."""
-        with contextlib.suppress(Exception):
-            nodes = ray._private.state.available_resources_per_node().values()  # the public function adds up all nodes
-            needed = {"CPU": self._settings.num_cpus, "GPU": self._settings.num_gpus}
-            return any(all(node.get(kind, 0) >= number for kind, number in needed.items()) for node in nodes)
-        return False
 
     def shutdown(self) -> None:
         """End all replicas, and Ray if it was started here."""
@@ -213,8 +188,7 @@ def _init_ray(init: Callable[[], object], attempts: int) -> None:
     older = psutil.Process().children(recursive=True)
     for attempts_left in reversed(range(attempts)):
         try:
-            with _default_sigterm():
-                init()
+            init()
             return
         except Exception as error:  # of many types
             # The rest of Ray's processes would go on and delay the next attempt.
@@ -224,22 +198,6 @@ def _init_ray(init: Callable[[], object], attempts: int) -> None:
             if not attempts_left:
                 raise RayNotStarted(f"Ray is not available: {error}") from error
             logger.warning("Ray did not start, and is started again: %s", error)
-
-
-@contextlib.contextmanager
-def _default_sigterm() -> Iterator[None]:
-    """Let SIGTERM end this process at once while Ray starts; Ray's processes end with it.
-
-    Ray's own handler runs only between two instructions of Python, so never while a native call of Ray hangs.
-    """
-    utils, handlers = ray._private.utils, []
-    install, utils.set_sigterm_handler = utils.set_sigterm_handler, handlers.append
-    try:
-        yield
-        for handler in handlers:
-            install(handler)
-    finally:
-        utils.set_sigterm_handler = install
 
 
 def _start_ray(**options) -> None:

@@ -35,7 +35,6 @@ class ReplicaInfo:
         tokenizer: turns text into token ids and back.
         num_blocks, block_size: of its KV cache; None if a sequence needs only a row.
         node_id: Ray's id of the node that it runs on; a machine can have several.
-        unsupported: the sampling parameters that its engine does not have.
         adapters: the names of its adapters, each with the salt of the hashes of its blocks.
     """
 
@@ -47,7 +46,6 @@ class ReplicaInfo:
     num_blocks: int | None
     block_size: int | None
     node_id: str | None = None
-    unsupported: tuple[str, ...] = ()
     adapters: Mapping[str, bytes] = field(default_factory=dict)
 
 
@@ -72,10 +70,6 @@ class Report:
 
 class ReplicaLost(Exception):
     """A replica has ended, or it does not respond."""
-
-
-class ModelLost(BaseException):
-    """Processes that share the replica's model have failed. It is no Exception: the engine's thread ends with it."""
 
 
 class Replica(EngineThread):
@@ -109,7 +103,6 @@ class Replica(EngineThread):
             engine.tokenizer,
             blocks and blocks.num_blocks,
             blocks and blocks.block_size,
-            unsupported=getattr(engine, "unsupported", ()),
             adapters={name: adapter.digest for name, adapter in loaded_adapters(engine).items()},
         )
 
@@ -177,18 +170,11 @@ class Replica(EngineThread):
         return self.engine.block_manager.take_cache_events() if self._prefix_caching else []
 
     def _timed_step(self) -> list[OutputDelta]:
-        """Run an iteration. If processes of a split model fail, stop instead: requests go on at other replicas."""
-        failures, self._step_started = self._num_failures(), time.perf_counter()
+        self._step_started = time.perf_counter()
         try:
-            outputs = self._step()
+            return self._step()
         finally:
             self._step_started = None
-        if self._num_failures() > failures:
-            raise ModelLost("processes that share its model have failed")
-        return outputs
-
-    def _num_failures(self) -> int:
-        return getattr(getattr(self.engine, "runner", None), "num_failures", 0)  # vLLM has no runner of ours
 
     def _deliver(self, outputs: list[OutputDelta], snapshot: Snapshot) -> None:
         self._report.outputs += outputs

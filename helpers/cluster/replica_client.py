@@ -10,9 +10,7 @@ with it. Until such a replica is free, a request waits for its last attempt.
 """
 
 import asyncio
-import itertools
 import logging
-from bisect import insort
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -25,13 +23,12 @@ from .autoscaling import QueueLengthAutoscaler
 from .connection import ReplicaConnection
 from .dispatcher import DispatchedRequest, Dispatcher, NoReplicas
 from .fleet_description import FleetDescription
-from .lifecycle import ENDED, READY, STARTING, Member
+from .lifecycle import READY, STARTING, Member
 from .replica import Report
 from .replica_pool import ReplicaPool
 from .routing import FreeRowsFirst, Router
 
 MAX_LOSSES = 3  # a request that was on this many lost replicas probably caused the losses
-SHARE = 2  # requests per row that a replica takes while others are starting: one runs and one waits
 logger = logging.getLogger(__name__)
 
 
@@ -44,7 +41,6 @@ class ReplicaClient(EngineClient):
         replicas: the replicas, ready.
         router: chooses the replica of each request. While some replicas have a free row, it chooses among these.
         start_replica: starts another replica and returns it once it is ready.
-        has_room: says whether there are cores for a replica in addition to those that run.
         timeout: seconds without a report, or within one iteration, after which a replica is lost.
         drain_grace: seconds in which a draining replica may finish its requests before they move to others.
         autoscaler: says how many replicas there should be; their number stays the same if omitted.
@@ -66,7 +62,6 @@ class ReplicaClient(EngineClient):
         replicas: list[ReplicaConnection],
         router: Router,
         start_replica: Callable[[], Awaitable[ReplicaConnection]],
-        has_room: Callable[[], bool] = lambda: False,
         timeout: float = 10.0,
         drain_grace: float = 30.0,
         autoscaler: QueueLengthAutoscaler | None = None,
@@ -75,10 +70,9 @@ class ReplicaClient(EngineClient):
         self.snapshots: dict[str, Snapshot] = {}
         self.num_lost = self.num_resumed = 0
         self.dispatcher = Dispatcher(FreeRowsFirst(router))
-        self.pool = ReplicaPool(self, start_replica, has_room, timeout, drain_grace)
+        self.pool = ReplicaPool(self, start_replica, timeout, drain_grace)
         self._first, self._autoscaler, self._looking = replicas, autoscaler, None
-        self._arrivals = itertools.count()
-        self._waiting: list[DispatchedRequest] = []  # for a replica, in the order of `_rank`
+        self._waiting: list[DispatchedRequest] = []  # for a replica
         self._aborted: set[str] = set()
         super().__init__(engine, max_queue, pace)
 
@@ -129,12 +123,8 @@ class ReplicaClient(EngineClient):
         self, engine_id: str, token_ids: list[int], params: SamplingParams, priority: int, adapter: str | None = None
     ) -> None:
         max_tokens = self.engine.validator.check_counts(len(token_ids), params)
-        self._dispatch_waiting()  # they arrived before
         salt = b"" if adapter is None else self.engine.info.adapters[adapter]
-        arrival = next(self._arrivals)
-        self._dispatch(
-            DispatchedRequest(engine_id, token_ids, params, max_tokens, priority, arrival, adapter=adapter, salt=salt)
-        )
+        self._dispatch(DispatchedRequest(engine_id, token_ids, params, max_tokens, priority, adapter, salt))
 
     def _send_abort(self, engine_id: str) -> None:
         if (request := self.dispatcher.requests.get(engine_id)) is None:
@@ -163,7 +153,6 @@ class ReplicaClient(EngineClient):
         Sequences count, because each takes a row: a request for six outputs counts as six.
         """
         self.pool.scale(self._autoscaler.desired(self.num_in_flight))
-        self._dispatch_waiting()  # with fewer replicas wanted, requests no longer wait for one that starts
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -172,7 +161,7 @@ class ReplicaClient(EngineClient):
         if request.num_losses >= MAX_LOSSES:
             text = f"{request.num_losses} replicas were lost while they worked on this request"
             return self._end(request, "error", text)
-        avoided = self._closed()
+        avoided = {member.name for member in self.pool.members if member.state != READY}
         if request.num_losses == MAX_LOSSES - 1:  # its last attempt
             others = self.dispatcher.requests.values()
             avoided |= {other.replica for other in others if other.num_losses == MAX_LOSSES - 1}
@@ -180,7 +169,7 @@ class ReplicaClient(EngineClient):
             name = self.dispatcher.assign(request, avoided)
         except NoReplicas:
             self.dispatcher.requests[request.request_id] = request
-            insort(self._waiting, request, key=self._rank)
+            self._waiting.append(request)
             return None
         generated = {index: list(token_ids) for index, token_ids in request.generated.items()}
         options = {} if request.adapter is None else {"adapter": request.adapter}
@@ -192,27 +181,10 @@ class ReplicaClient(EngineClient):
             self.dispatcher.forget(request)
             raise
 
-    def _rank(self, request: DispatchedRequest) -> tuple[int, int]:
-        """Return what orders the requests that wait for a replica: their arrival, after their priority if it counts."""
-        return request.priority if self.engine.config.policy == "priority" else 0, request.arrival
-
-    def _closed(self) -> set[str]:
-        """Return the replicas that get no further request now: those that drain, or have their share.
-
-        While replicas are starting or are about to be replaced, the others take only as many requests as keep their
-        rows busy. The rest waits, so that the first replica after a loss of all does not get every request.
-        """
-        names = {member.name for member in self.pool.members if member.state != READY}
-        if self.pool.count(STARTING) or self.pool.count(ENDED):
-            states = self.dispatcher.replicas.items()
-            names |= {name for name, state in states if state.num_requests >= SHARE * self.engine.rows}
-        return names
-
     def _dispatch_waiting(self) -> None:
-        for request in list(self._waiting):
-            if self._closed() >= self.replicas.keys():
-                break
-            self._waiting.remove(request)
+        """Send the requests that wait, in the order of their arrival, as far as there are replicas for them."""
+        waiting, self._waiting = self._waiting, []
+        for request in waiting:
             self._dispatch(request)
 
     def _end(self, request: DispatchedRequest, reason: str, error: str | None = None) -> None:
@@ -230,13 +202,7 @@ class ReplicaClient(EngineClient):
 
     def on_ready(self, member: Member) -> None:
         """Let a replica take requests, beginning with those that wait for one."""
-        handle, first = member.handle, self.engine.info
-        if (handle.info.model_info, handle.info.num_blocks) != (first.model_info, first.num_blocks):
-            logger.warning(
-                "Replica %s has another vocabulary, context or number of blocks than the first replica: restart the "
-                "front end, which checks requests against the first one.",
-                handle.name,
-            )
+        handle = member.handle
         self.replicas[handle.name], self.snapshots[handle.name] = handle, Snapshot()
         config = handle.info.config
         block_size = handle.info.block_size if config.prefix_caching else None
@@ -275,7 +241,7 @@ class ReplicaClient(EngineClient):
         self.snapshots[name] = replace(report.snapshot, passes=())
         if is_new:
             self._deliver(outputs, self._snapshot(report.snapshot.passes, name))
-        self._dispatch_waiting()  # the replica may have room now, or a last attempt of another request has ended
+        self._dispatch_waiting()  # a last attempt of another request may have ended
 
     def _snapshot(self, passes: tuple, replica: str | None = None) -> Snapshot:
         """Describe all replicas as one engine, with the forward passes of one of them."""

@@ -11,12 +11,10 @@ from typing import Any
 
 from .connection import ReplicaConnection
 from .failure_detector import next_report
-from .lifecycle import DRAINING, ENDED, READY, STARTING, Drain, Member, Start, next_change
+from .lifecycle import DRAINING, READY, STARTING, Drain, Member, Start, next_change
 from .replica import ReplicaLost
 
 RESTART_PAUSE = 1.0  # seconds before another attempt to start a replica
-CORES_FREE = 1.0  # seconds within which the cores of a killed replica become free; with Ray, it takes about 0.1 s
-CORES_POLL = 0.02  # seconds between two looks at them
 logger = logging.getLogger(__name__)
 
 
@@ -26,7 +24,7 @@ class ReplicaPool:
     Args:
         owner: the `ReplicaClient`. Its `on_ready`, `on_report`, `on_left` and `on_crash` are called when that happens,
             and its `load` says how many requests a replica has not finished.
-        start_replica, has_room, timeout, drain_grace: as for the `ReplicaClient`.
+        start_replica, timeout, drain_grace: as for the `ReplicaClient`.
 
     Attributes:
         members: all replicas, in the order in which they were started.
@@ -37,13 +35,12 @@ class ReplicaPool:
         self,
         owner: Any,
         start_replica: Callable[[], Awaitable[ReplicaConnection]],
-        has_room: Callable[[], bool],
         timeout: float,
         drain_grace: float,
     ):
         self.members: list[Member] = []
         self.wanted = 0
-        self._owner, self._start_replica, self._has_room = owner, start_replica, has_room
+        self._owner, self._start_replica = owner, start_replica
         self._timeout, self._drain_grace, self._generation = timeout, drain_grace, 0
         self._tasks: dict[Member, asyncio.Task] = {}
         self._stopped = False
@@ -92,8 +89,6 @@ class ReplicaPool:
             elif change.member.state == STARTING:
                 self._tasks.pop(change.member).cancel()
                 self.members.remove(change.member)
-                if change.member.handle is not None:  # one that was ready at the start, and whose task has not run yet
-                    change.member.handle.kill()
             else:
                 change.member.state = DRAINING
                 change.member.drain_until = asyncio.get_running_loop().time() + self._drain_grace
@@ -102,7 +97,7 @@ class ReplicaPool:
     def _next_change(self) -> Start | Drain | None:
         if self._stopped:
             return None
-        return next_change(self.members, self.wanted, self._generation, self._has_room, load=self._owner.load)
+        return next_change(self.members, self.wanted, self._generation, self._owner.load)
 
     def _add(self, member: Member) -> None:
         self.members.append(member)
@@ -124,22 +119,11 @@ class ReplicaPool:
             self._change()
             lost = await self._follow(member)
             member.handle.kill()
-            member.state = ENDED
             self._owner.on_left(member, lost)
-            await self._wait_for_cores()
             self._remove(member)
         except Exception as error:  # not of a replica: the front end itself cannot continue
             self._owner.on_crash(error)
             raise
-
-    async def _wait_for_cores(self) -> None:
-        """Return once a replica in excess has left its cores, so that a restart can start the next replica there.
-
-        A missing replica is started at once: it waits for its cores itself.
-        """
-        end = asyncio.get_running_loop().time() + CORES_FREE
-        while len(self.members) > self.wanted and not self._has_room() and asyncio.get_running_loop().time() < end:
-            await asyncio.sleep(CORES_POLL)
 
     def _remove(self, member: Member) -> None:
         self.members.remove(member)
@@ -152,7 +136,7 @@ class ReplicaPool:
             while True:
                 report = await next_report(member.handle, self._timeout)
                 if report.error is not None:
-                    member.state = ENDED  # before the report is used, so that no waiting request is sent here
+                    member.state = DRAINING  # before the report is used, so that no waiting request is sent here
                 self._owner.on_report(member, report)
                 if report.error is not None:
                     raise ReplicaLost(f"its engine has stopped: {report.error}")

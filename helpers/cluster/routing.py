@@ -2,18 +2,16 @@
 
     RoundRobin              in turn; reads none of them
     LeastOutstandingTokens  the replica with the fewest tokens left to compute
-    PowerOfTwoChoices       the better one of two random replicas (Mitzenmacher, 2001)
     PrefixAware             cached tokens of the prompt count for a replica, outstanding tokens against it
     FreeRowsFirst           any of these, among the replicas that have a free row
 
-The front end, the simulator's command line and the playground use each of the first four behind `FreeRowsFirst`.
+The front end, the simulator's command line and the playground use each of the first three behind `FreeRowsFirst`.
 
 Replicas become unequal once they cache prefixes: a prompt costs least where its beginning is cached. A router that
 considers only the cache sends all requests with a popular prefix to one replica. Considering the load prevents that.
 """
 
 import itertools
-import random
 from collections.abc import Sequence as Seq
 from functools import partial
 from types import SimpleNamespace
@@ -81,23 +79,6 @@ class LeastOutstandingTokens:
         return min(range(len(replicas)), key=lambda index: replicas[index].outstanding_tokens)
 
 
-class PowerOfTwoChoices:
-    """Draws two replicas and takes the one with fewer outstanding tokens.
-
-    If loads are known with a delay, requests do not all go to the replica that had the smallest load.
-
-    Args:
-        seed: makes the draws repeatable.
-    """
-
-    def __init__(self, seed: int = 0):
-        self._random = random.Random(seed)
-
-    def choose(self, prompt_token_ids: Seq[int], replicas: Seq[RoutableReplica]) -> int:
-        drawn = self._random.sample(range(len(replicas)), min(2, len(replicas)))
-        return min(drawn, key=lambda index: replicas[index].outstanding_tokens)
-
-
 class PrefixAware:
     """Sends a request to the replica with the highest score: the cached share of the prompt minus `weight` times load.
 
@@ -139,6 +120,5 @@ class FreeRowsFirst:
 ROUTERS = {
     "round_robin": RoundRobin,
     "least_outstanding_tokens": LeastOutstandingTokens,
-    "power_of_two_choices": PowerOfTwoChoices,
     "prefix_aware": PrefixAware,
 }

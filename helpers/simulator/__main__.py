@@ -4,7 +4,7 @@
     python -m helpers.simulator --synthetic conversation --rate 20 --replicas 4..12       invented requests
     python -m helpers.simulator --trace FILE --price-per-hour 2.5 --picture fleet.svg     costs and a picture
     python -m helpers.simulator --trace FILE --replicas 4,8 --autoscale 1..8              a fleet that grows and shrinks
-    python -m helpers.simulator --trace FILE --replicas 3 --disaggregate 1:2,1..4:1..2    prefill : decode
+    python -m helpers.simulator --trace FILE --replicas 3 --disaggregate 1:2,2:1          prefill : decode
     python -m helpers.simulator --trace FILE --replicas 4..6 --fail-every 3600            replicas fail
     python -m helpers.simulator --trace FILE --replicas 8 --tensor-parallel 2,4           models split over devices
     python -m helpers.simulator --fit machine.json                                        measures this machine
@@ -52,15 +52,14 @@ def _sizes(text: str) -> list[int]:
         raise ValueError(f"sizes are like 4, 1..8 or 1,2,4, not {text!r}") from None
 
 
-def _pairs(text: str) -> dict[str, tuple[list[int], list[int]]]:
-    pairs = {}
+def _pairs(text: str) -> list[tuple[int, int]]:
     try:
-        for pair in text.split(","):
-            prefills, decodes = pair.split(":")
-            pairs[pair] = _sizes(prefills), _sizes(decodes)
+        pairs = [tuple(int(number) for number in pair.split(":")) for pair in text.split(",")]
+        if any(len(pair) != 2 or min(pair) < 1 for pair in pairs):
+            raise ValueError
         return pairs
     except ValueError:
-        raise ValueError(f"pairs are like 2:1, 1:1,2:1 or 1..4:2, not {text!r}") from None
+        raise ValueError(f"pairs are like 2:1 or 1:1,2:1, not {text!r}") from None
 
 
 FleetOptions = options_from(
@@ -84,7 +83,7 @@ class SimulatorOptions(FleetOptions):
         fit: a file; measure a model on this machine, and write its costs there.
         rate: scale the gaps of arrivals to this many requests per second.
         requests: only this many requests; --synthetic makes 1000 and --fit 3000 if omitted.
-        seed: of --synthetic and of random routers.
+        seed: of --synthetic and of --fail-every.
         model: a folder or a Hub id; the embedded model if omitted.
         dtype: the type of the weights.
         replicas: how many, such as 4, 1..8 or 1,2,4. [default: 1,2,4]
@@ -93,10 +92,10 @@ class SimulatorOptions(FleetOptions):
         rows: rows per replica; 64 if omitted, 16 with --fit.
         tokens: tokens per iteration; 2048 if omitted, 256 with --fit.
         autoscale: also a fleet that grows and shrinks, such as 1..8.
-        target: unfinished requests per replica where their number changes; the number of rows if omitted.
-        start_seconds: until a replica is ready.
+        target: with --autoscale, unfinished requests per replica; the number of rows if omitted.
+        start_seconds: with --autoscale or --fail-every, until a replica is ready.
         fail_every: mean seconds from one failure of a device to the next.
-        disaggregate: also P replicas that prefill and D that decode, P:D,...; N..M for a number that grows and shrinks.
+        disaggregate: also P replicas that prefill and D that decode, P:D,...
         tensor_parallel: also replicas of so many devices, such as 2,4: as many devices in all as --replicas says, with
             the rows, tokens and blocks of all their devices.
         sum_seconds: of a sum over the devices of a replica; 10 microseconds by default.
@@ -151,6 +150,8 @@ class SimulatorOptions(FleetOptions):
             raise ValueError(f"--requests is at least 1, not {self.requests}.")
         if self.fail_every is not None and not 1 <= self.fail_every < math.inf:
             raise ValueError(f"--fail-every is a number of at least 1, not {self.fail_every}.")
+        if self.fail_every is not None and self.disaggregate:
+            raise ValueError("--fail-every excludes --disaggregate: these replicas do not fail in the simulation.")
         undivided = [devices for devices in self.tensor_parallel or () if all(size % devices for size in self.replicas)]
         if undivided:
             raise ValueError(
@@ -200,21 +201,18 @@ def _fleets(cost: CostModel, args: SimulatorOptions) -> dict[str, Callable[[Iter
     """Return a function for each fleet that simulates a trace on it."""
     config = args.config
 
-    def replicas(sizes: list[int], kind: str = "", seed: int = args.seed, devices: int = 1) -> dict:
-        """Return the arguments for the replicas of one kind: the first of these sizes, at most the last one."""
-        least, most, autoscaler = sizes[0], sizes[-1], None
-        if least < most:
-            target = config.max_batch_size if args.target is None else args.target
-            autoscaler = QueueLengthAutoscaler(least, most, target)
-        failures = () if args.fail_every is None else random_failures(most, args.fail_every / devices, seed)
-        router = FreeRowsFirst(ROUTERS[args.router](*[args.seed] * (args.router == "power_of_two_choices")))
-        options = {"replicas": least, "router": router, "failures": failures, "autoscaler": autoscaler}
-        return {f"{kind}{name}": value for name, value in options.items()}
+    def router() -> FreeRowsFirst:
+        return FreeRowsFirst(ROUTERS[args.router]())
 
-    options = {"config": config, "cost": cost, "start_seconds": args.start_seconds}
-    fleets = {f"{size}": partial(simulate_fleet, **options, **replicas([size])) for size in args.replicas}
+    def replicas(least: int, most: int, devices: int = 1) -> dict:
+        """Return the arguments for replicas of so many devices, at first the least number of them."""
+        failures = () if args.fail_every is None else random_failures(most, args.fail_every / devices, args.seed)
+        return {"replicas": least, "router": router(), "failures": failures, "start_seconds": args.start_seconds}
+
+    options = {"config": config, "cost": cost}
+    fleets = {f"{size}": partial(simulate_fleet, **options, **replicas(size, size)) for size in args.replicas}
     for devices in args.tensor_parallel or ():
-        options |= {
+        split = {
             "config": replace(
                 config,
                 max_batch_size=config.max_batch_size * devices,
@@ -224,15 +222,23 @@ def _fleets(cost: CostModel, args: SimulatorOptions) -> dict[str, Callable[[Iter
             "cost": cost.split(devices, args.sum_seconds, args.link_bytes),
         }
         for size in (size // devices for size in args.replicas if size % devices == 0):
-            fleets[f"{size}x{devices}"] = partial(simulate_fleet, **options, **replicas([size], devices=devices))
-    options |= {"config": config, "cost": cost}
+            fleets[f"{size}x{devices}"] = partial(simulate_fleet, **split, **replicas(size, size, devices))
     if args.autoscale:
-        sizes = args.autoscale
-        fleets[f"{sizes[0]}..{sizes[-1]}"] = partial(simulate_fleet, **options, **replicas(sizes))
-    options["seconds_per_token"] = args.transfer_seconds
-    for pair, (prefills, decodes) in (args.disaggregate or {}).items():
-        kinds = replicas(prefills, "prefill_") | replicas(decodes, "decode_", args.seed + 1)
-        fleets[pair] = partial(simulate_disaggregated, **options, **kinds)
+        least, most = args.autoscale[0], args.autoscale[-1]
+        target = config.max_batch_size if args.target is None else args.target
+        fleets[f"{least}..{most}"] = partial(
+            simulate_fleet, **options, **replicas(least, most), autoscaler=QueueLengthAutoscaler(least, most, target)
+        )
+    for prefills, decodes in args.disaggregate or ():
+        fleets[f"{prefills}:{decodes}"] = partial(
+            simulate_disaggregated,
+            **options,
+            prefill_replicas=prefills,
+            decode_replicas=decodes,
+            prefill_router=router(),
+            decode_router=router(),
+            seconds_per_token=args.transfer_seconds,
+        )
     return fleets
 
 
@@ -255,8 +261,7 @@ def devices_of(name: str) -> int:
 def table(results: dict[str, FleetResult], args: SimulatorOptions) -> str:
     """Return a line for each fleet."""
     heads = ["replicas", "finished/s", "goodput/s", "within", "TTFT p50", "p99 (s)", "TPOT p99", "busy", "preempted"]
-    scales = args.autoscale is not None or any(".." in pair for pair in args.disaggregate or ())
-    heads += ["mean size"] * scales + ["resumed"] * (args.fail_every is not None)
+    heads += ["mean size"] * (args.autoscale is not None) + ["resumed"] * (args.fail_every is not None)
     heads += ["price per 1M"] * (args.price_per_hour is not None)
     lines = ["".join(f"{head:>13}" for head in heads)]
     for name, result in results.items():
@@ -264,7 +269,7 @@ def table(results: dict[str, FleetResult], args: SimulatorOptions) -> str:
         cells = [name, f"{len(result) / result.seconds:.3g}", f"{result.goodput(**args.limits):.3g}"]
         cells += [f"{result.within(**args.limits):.1%}", *("-" if one is None else f"{one:.3g}" for one in latencies)]
         cells += [f"{result.utilization:.0%}", f"{sum(result.preemptions)}"]
-        if scales:
+        if args.autoscale is not None:
             cells.append(f"{result.mean_replicas:.3g}")
         if args.fail_every is not None:
             cells.append(f"{result.resumed}")

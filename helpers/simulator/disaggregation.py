@@ -5,11 +5,10 @@ replica can have settings of its own. In return, the keys and values of each pro
 
 In this model, a transfer takes a time in proportion to the prompt, however many others take place. It occupies no
 blocks on either side, and begins as soon as the prompt is computed. A sequence that is preempted on a decode replica is
-computed again there, its prompt included. So is one whose decode replica failed, on another decode replica.
+computed again there, its prompt included.
 
-The replicas of each kind are a fleet of their own, whose replicas may fail and be autoscaled (`replica_set.py`). No
-decode affects a prefill. So the first fleet runs as any other, and the ends of its transfers are the arrivals of the
-second one.
+The replicas of each kind are a fleet of their own. No decode affects a prefill. So the first fleet runs as any other,
+and the ends of its transfers are the arrivals of the second one.
 """
 
 import heapq
@@ -17,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any
 
 from ..cluster.routing import Router
 from ..engine import BlockManager, EngineConfig, Sequence, UnlimitedMemory
@@ -40,11 +38,6 @@ def simulate_disaggregated(
     *,
     seconds_per_token: float,
     decode_config: EngineConfig | None = None,
-    prefill_failures: Iterable[tuple[float, int]] = (),
-    decode_failures: Iterable[tuple[float, int]] = (),
-    prefill_autoscaler: Any = None,
-    decode_autoscaler: Any = None,
-    start_seconds: float = 60.0,
 ) -> FleetResult:
     """Run a trace on replicas that prefill and replicas that decode.
 
@@ -58,9 +51,6 @@ def simulate_disaggregated(
         seconds_per_token: how long the keys and values of a token take from one replica to another.
         decode_config: the settings of the decode replicas; `config` if omitted. They cache no prefixes, and take a
             request in while others decode.
-        prefill_failures, decode_failures: as `failures` of `simulate_fleet`, for each kind of replica.
-        prefill_autoscaler, decode_autoscaler: as its `autoscaler`. Each one sees the requests on its kind of replica.
-        start_seconds: how long a replica takes from its start until it is ready.
 
     Returns:
         The result of all replicas: first those that prefill, then those that decode.
@@ -73,10 +63,9 @@ def simulate_disaggregated(
     decode_config = replace(decode_config or config, prefix_caching=False, mixed_batches=True)
     result = FleetResult()
     transfers = _Transfers(seconds_per_token, result.add)
-    make_replica, events = partial(SimulatedReplica, config, cost), (prefill_failures, prefill_autoscaler)
-    prefills = ReplicaSet(make_replica, prefill_replicas, prefill_router, transfers.begin, start_seconds, *events)
-    make_replica, events = partial(DecodeReplica, decode_config, cost), (decode_failures, decode_autoscaler)
-    decodes = ReplicaSet(make_replica, decode_replicas, decode_router, result.add, start_seconds, *events)
+    make_prefill, make_decode = partial(SimulatedReplica, config, cost), partial(DecodeReplica, decode_config, cost)
+    prefills = ReplicaSet(make_prefill, prefill_replicas, prefill_router, transfers.begin)
+    decodes = ReplicaSet(make_decode, decode_replicas, decode_router, result.add)
 
     def check(prompt_tokens: int, output_tokens: int) -> None:
         prefills.check(prompt_tokens, min(1, output_tokens))
@@ -85,10 +74,7 @@ def simulate_disaggregated(
     prompts = transfers.prompts(check_trace(requests, config, check))
     for _ in decodes.run(transfers.arrivals(prefills.run(prompts))):
         pass
-    for fleet in (prefills, decodes):
-        fleet.advance(max(result.last_tokens))
     prefills.report(result)
-    result.prefill_replicas = len(result.lifetimes)
     decodes.report(result)
     return result
 

@@ -35,7 +35,6 @@ class FleetResult:
         prompt_tokens, output_tokens: the lengths.
         iterations, preemptions, busy_seconds, computed_tokens: for each replica, in the order in which they started.
         lifetimes: for each replica; those that ran to the end stop with the last token.
-        prefill_replicas: how many of these replicas, from the first, only prefill.
         resumed: how often a request moved to another replica because its own had failed.
         lost_tokens: how many tokens of these requests were computed by then, and their keys and values lost.
     """
@@ -50,7 +49,6 @@ class FleetResult:
     busy_seconds: list[float] = field(default_factory=list)
     computed_tokens: list[int] = field(default_factory=list)
     lifetimes: list[Lifetime] = field(default_factory=list)
-    prefill_replicas: int = 0
     resumed: int = 0
     lost_tokens: int = 0
 

@@ -2,8 +2,8 @@
 
 An iteration is the engine's: schedule, run, update. Unlike a `Simulator`, a replica records only the times and lengths
 of each request. Successive iterations that only decode become a stretch (`stretch.py`). It is run once the clock has
-passed its end. If a request arrives earlier, only the iterations that begin before the arrival are run. With prefix
-caching, there are no stretches: a router reads the cache, which changes within one.
+passed its end. If a request arrives earlier, only the iterations that begin before the arrival are run. With blocks,
+there are no stretches.
 
 A replica can fail. Its unfinished sequences then lose their keys and values, and keep their tokens: another replica
 computes these again and continues, as in `features/resumption.py`.

@@ -74,7 +74,6 @@ async def running(
     shut=False,
     max_queue=8,
     timeout=10.0,
-    router=LeastOutstandingTokens,
     restarts=True,
     all_shut=False,
     most=None,
@@ -86,7 +85,7 @@ async def running(
         num_replicas: how many there are at first, and `most` at any time.
         shut: whether the first ones have no permits; `all_shut`: whether none has any.
         restarts: whether further ones can be started; otherwise each needs a permit of `client.may_start`.
-        max_queue, timeout, router, options: of the `ReplicaClient`.
+        max_queue, timeout, options: of the `ReplicaClient`.
 
     Yields:
         The client; `client.started` lists all replicas that were ever ready.
@@ -105,7 +104,7 @@ async def running(
         max_queue,
         0.0,
         replicas=replicas,
-        router=router(),
+        router=LeastOutstandingTokens(),
         start_replica=start_replica,
         timeout=timeout,
         **options,
