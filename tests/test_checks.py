@@ -150,7 +150,7 @@ def test_calling_the_course_s_own_solution_is_said_in_every_task():
     for exercise, name in pairs:
         own = resolve_name(name)
         message = verdict_on(exercise, lambda *arguments, own=own: own(*arguments)).message
-        assert message.startswith(f"calls the course's own `{name.partition(':')[2].removesuffix('.fget')}`.")
+        assert message.startswith(f"calls the course's own `{name.partition(':')[2]}`.")
 
 
 def test_no_message_gives_the_solution_away():

@@ -128,6 +128,14 @@ def test_the_best_copy_of_a_task_counts_and_its_page_shows_all_work(tmp_path, cl
     assert [work.source for work in tasks["left_pad"].work] == [texts[first], texts[second]]
 
 
+def test_of_many_copies_of_a_check_the_last_few_are_examined(tmp_path, clock):
+    nb = notebook(TWO, answers_of(TWO))
+    check = next(cell for cell in nb.cells if 'check("left_pad"' in cell.source)
+    nb.cells[1:1] = [check] * 50
+    assert sum(cell.task == "left_pad" for cell in cells_from(tmp_path, nb)) == 5
+    assert earned(tmp_path, nb) == ALL
+
+
 def test_no_task_and_no_copy_has_the_cases_of_another(tmp_path, clock, monkeypatch):
     """A function that has seen a contest's trace would know the future in the next task."""
     seeds = []
@@ -137,3 +145,16 @@ def test_no_task_and_no_copy_has_the_cases_of_another(tmp_path, clock, monkeypat
     grade_cells(cells_from(tmp_path, nb, EVICTION), LIMITS, "seed", False)
     assert len(set(seeds)) == len(seeds) == 6 and min(map(int.bit_length, seeds)) > 100
     assert case_seed("a", "evict") == case_seed("a", "evict") != case_seed("b", "evict")
+
+
+def test_a_result_that_takes_too_long_to_compare_loses_its_task_only(tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(examination, "COMPARING_SECONDS", -59.7)
+    examine = examination.examine
+
+    def slow(exercise, ask, seed):
+        while exercise.name == "left_pad":
+            pass
+        return examine(exercise, ask, seed)
+
+    monkeypatch.setattr(examination, "examine", slow)
+    assert earned(tmp_path, notebook(TWO, answers_of(TWO))) == ALL | {"left_pad": 0}

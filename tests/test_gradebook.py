@@ -15,7 +15,7 @@ from grading import examiners, feedback
 from grading.examination import Task, Work, memo_task
 from grading.examiners import Grade
 from grading.feedback import Mark
-from grading.gradebook import Gradebook
+from grading.gradebook import COLUMNS, Gradebook
 from grading.submissions import Submission, cells_of, memos_of
 from grading.worker_process import Limits
 from handing_in import MEMO, ONE, TWO, hand_in, notebook
@@ -205,6 +205,25 @@ def test_points_that_cannot_be_given_are_refused_and_nothing_changes(memos, text
     with pytest.raises(SystemExit, match=message):
         grade.main(["memos", str(marks), "--out", str(memos)])
     assert {path: path.read_text() for path in memos.rglob("*.*")} == before
+
+
+def test_what_cannot_be_graded_is_refused(tmp_path):
+    folder, out = unreadable(tmp_path / "week", f"ada_{ONE}.ipynb"), tmp_path / "grades"
+    (tmp_path / "empty" / "hw").mkdir(parents=True)
+    for place, choice, message in [
+        (folder, grade.Choice(["ada", "eve"]), r"no submission of 'eve'.*ada"),
+        (folder, grade.Choice(assignments=["essay"]), f"no assignment 'essay', only .*{ONE}"),
+        (folder, grade.Choice(roster=tmp_path / "none.csv"), "no file"),
+        (tmp_path / "empty", grade.Choice(), r"(?s)no notebook of an exercise.*hw: handed in no notebook"),
+        (tmp_path / "submitted", grade.Choice(), "no folder"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            grade.grade(place, out, OPTIONS, choice)
+    out.mkdir()
+    for table in ("name;points\neve;3\n", ",".join(COLUMNS) + "\neve\n"):
+        (out / "grades.csv").write_text(table)
+        with pytest.raises(ValueError, match="is not a table"):
+            grade.grade(folder, out, OPTIONS)
 
 
 def test_without_a_sandbox_grading_says_how_to_get_one(tmp_path, monkeypatch):

@@ -50,6 +50,27 @@ def test_the_points_are_those_of_the_exercises():
     assert told == points
 
 
+def stated_minutes(path):
+    first = nbformat.read(path, as_version=4).cells[0].source
+    return int(re.search(r"\*\*Time:\*\* about (\d+) minutes(?: to read|\.)", first)[1])
+
+
+def test_the_minutes_are_those_that_the_notebooks_state_and_add_up_to_the_hours_of_the_plans():
+    reading, exercises = 0, {}
+    for path, minutes, more in re.findall(
+        r"^\| \[.+\]\((notebooks/\S+)\) .*\| (\d+)(?: \+ (\d+))? \|$", PAGE, re.MULTILINE
+    ):
+        if "/exercises/" in path:
+            exercises[Path(path).stem] = int(minutes)
+            continue
+        assert int(minutes) == stated_minutes(ROOT / path), path
+        if more:  # the others are extra
+            reading, exercises[Path(path).stem] = reading + int(minutes), int(more)
+    assert exercises == {path.stem: stated_minutes(path) for path in NOTEBOOKS}
+    hours = f"{reading / 60:.0f} hours of reading and {sum(exercises.values()) / 60:.0f} hours of exercises"
+    assert hours in (ROOT / "docs/teaching.md").read_text(encoding="utf-8")
+
+
 def test_its_commands_and_links_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z-]+)", PAGE)) <= targets

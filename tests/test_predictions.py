@@ -1,9 +1,15 @@
 """A lesson compares a reader's guess with what it measures: always in one sentence, never with an exception."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from helpers.checks import compare_guess
+
+ROOT = Path(__file__).parents[1]
 
 
 class Unprintable:
@@ -44,3 +50,24 @@ def test_without_a_guess_or_with_one_of_another_kind_the_sentence_says_what_to_w
     assert compare_guess(..., answer).endswith(f" You have not guessed yet: write {kind} in the cell above.")
     for guess in (None, float("nan"), {}, 3j, len, Unprintable(), 10**5000, torch.zeros(2)):
         assert f"cannot be compared: write {kind}" in compare_guess(guess, answer)
+
+
+SHELL = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+for cell in sys.argv[1:]:
+    shell.run_cell(cell, store_history=True)
+"""
+
+
+def test_a_reader_who_skips_a_question_is_not_told_about_the_guess_at_an_earlier_one():
+    imports, guess = "from helpers.checks import compare_guess", "guess = 4  # rows"
+    first, second = "print(compare_guess(guess, 4))", "print(compare_guess(guess, 5))"
+    cells = [imports, guess, first, first, second, guess, second, f"guess = 5\n{second}"]
+    command = [sys.executable, "-c", SHELL, *cells]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    verdicts = [line.partition(". ")[2] for line in done.stdout.splitlines()]
+    exact, skipped = "Your guess of 4 is exact.", "You have not guessed yet: write a number in the cell above."
+    assert verdicts == [exact, exact, skipped, "Your guess of 4 is 0.8 times the answer.", "Your guess of 5 is exact."]

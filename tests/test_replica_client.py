@@ -117,6 +117,19 @@ async def test_the_error_that_stops_the_front_end_is_logged(caplog):
 
 
 @in_loop
+async def test_all_waiting_requests_fail_if_one_of_them_stops_the_front_end(monkeypatch):
+    async with running(1, shut=True, restarts=False) as client:
+        client.started[0].lose()
+        await wait_until(lambda: not client.replicas)
+        streams = [await submit(client, [0, 1], 4, f"r{number}") for number in range(3)]
+        monkeypatch.setattr(Replica, "add", lambda *_: 1 / 0)
+        client.may_start.release()
+        for stream in streams:
+            with pytest.raises(EngineFailed, match="ZeroDivisionError"):
+                await tokens(stream)
+
+
+@in_loop
 async def test_the_last_output_of_a_request_without_a_replica_joins_the_others():
     async with running(num_replicas=1, shut=True, restarts=False) as client:
         stream = await submit(client, [0, 1], 9)

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -152,6 +153,17 @@ async def test_an_autoscaler_decides_again_and_again_and_stops_the_front_end_if_
         assert "The front end has stopped." in caplog.text and "ZeroDivisionError" in caplog.text
         with pytest.raises(EngineFailed):
             await submit(client, [0, 1], 4)
+
+
+@in_loop
+async def test_a_replica_with_another_model_than_the_first_is_reported(caplog):
+    async with running(2, restarts=False) as client:
+        assert "vocabulary" not in caplog.text
+        client.engine.info = replace(client.engine.info, num_blocks=41)
+        client.started[0].lose()
+        client.may_start.release()
+        await wait_until(lambda: "r2" in client.replicas)
+        assert "Replica r2 has another vocabulary, context or number of blocks" in caplog.text
 
 
 @in_loop

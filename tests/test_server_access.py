@@ -59,6 +59,7 @@ def test_other_names_can_be_allowed(monkeypatch):
     assert allowed_hosts("127.0.0.1", ["*"]) is None
     assert allowed_hosts("0.0.0.0", None) is None, "its names are not known"
     assert "inside" in allowed_hosts("0.0.0.0", ["inside"])
+    assert {"[::]", "[fd00::1]", "[fd00::2]"} <= {*allowed_hosts("::", ["fd00::1", "[fd00::2]"])}, "as URLs spell them"
     assert parse(command.command, ["--allowed-host", "a", "--allowed-host", "b"]).allowed_host == ["a", "b"]
 
 

@@ -171,3 +171,12 @@ def test_a_request_on_a_connection_beyond_the_limit_is_503_until_there_is_room()
         assert httpx.get(server.url + "/health").status_code == 503
         others.pop().close()
         wait_until(lambda: httpx.get(server.url + "/health").status_code == 200)
+
+
+def test_beyond_twice_the_limit_a_connection_is_closed_at_once():
+    with serving(limits=ConnectionLimits(max_connections=2)) as server:
+        others = [RawConnection(server, HEAD) for _ in range(4)]
+        wait_until(lambda: num_connections(server) == 4)
+        with contextlib.suppress(ConnectionError):
+            assert RawConnection(server, b"").socket.recv(1) == b""
+        assert num_connections(server) == len(others)

@@ -155,7 +155,7 @@ def _without(names: tuple[str, ...]):
     try:
         for name in names:
             function = resolve_name(name)
-            shown = name.partition(":")[2].removesuffix(".fget")  # of a property
+            shown = name.partition(":")[2]
 
             # The code runs with the globals of the course's module, so all that it needs is a default argument.
             def refuse(*args, _name=shown, _error=_ForbiddenError, **kwargs):

@@ -122,7 +122,7 @@ def misread(run, one: Served, row: Row, position: int, written: list) -> str:
 def wrong_output(run, one: Served, got: list[int]) -> str:
     """Say how an output differs from the one that the request gets alone."""
     right = one.output
-    what = f"returns {len(got)} tokens for request {one.id}, which gets {len(right)} alone:"
+    what = f"returns {len(got)} token{'s' * (len(got) != 1)} for request {one.id}, which gets {len(right)} alone:"
     if got == right:
         return f"{what} the model has given {len(one.tokens_at)} of them so far"
     if got == one.text:
@@ -144,4 +144,4 @@ def wrong_output(run, one: Served, got: list[int]) -> str:
     what, ends = f"{what} they differ from token {place} on", [start + tokens for start, tokens in one.rows]
     if ends != sorted(ends):
         return f"{what}. The tokens from before a preemption are part of the output"
-    return f"{what}. {CHUNK if ends[0] < len(one.prompt) else ORDER}"
+    return f"{what}. {CHUNK if ends and ends[0] < len(one.prompt) else ORDER}"

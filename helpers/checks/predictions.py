@@ -1,9 +1,11 @@
 """Compare a reader's prediction with what a lesson then counts or measures, in one sentence.
 
 The claim: whatever the guess is, the result is a sentence and never an exception. Without a guess, it says where to
-write one.
+write one, even if the variable still holds the guess at an earlier question.
 """
 
+import re
+import sys
 from math import isfinite
 from numbers import Integral
 
@@ -21,7 +23,7 @@ def compare_guess(guess, answer, unit: str = "") -> str:
     found = f"Answer: {_shown(answer, unit)}."
     kinds = [("a number", int | float), ("text in quotes", str), ("a list", list | tuple)]
     kind, types = next(pair for pair in kinds if isinstance(answer, pair[1]))
-    if guess is ...:
+    if guess is ... or _is_of_an_earlier_question():
         return f"{found} You have not guessed yet: write {kind} in the cell above."
     number = _number(guess) if kind == "a number" else None
     if number is not None:
@@ -30,6 +32,17 @@ def compare_guess(guess, answer, unit: str = "") -> str:
         return f"{found} Your guess cannot be compared: write {kind} in the cell above."
     same = _plain(guess) == _plain(answer)
     return f"{found} Your guess is right." if same else f"{found} You guessed {_shown(guess)}."
+
+
+def _is_of_an_earlier_question() -> bool:
+    """Return whether the reader has skipped the cell of this guess, by Jupyter's list of the cells that ran."""
+    cells = getattr(sys.modules["__main__"], "In", None) or [""]
+    for cell in reversed(cells):
+        if re.search(r"^guess\w* *=", cell, re.MULTILINE):
+            return False
+        if "compare_guess(" in cell and cell != cells[-1]:
+            return True
+    return False
 
 
 def _number(guess) -> float | None:

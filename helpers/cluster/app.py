@@ -54,12 +54,12 @@ async def replicas(request: Request) -> list[dict[str, Any]]:
 
 
 async def restart(body: Restart, request: Request) -> dict[str, list[str]]:
-    """Replace all replicas, one after another, without an interruption of any request."""
+    """Replace all replicas, one after another. No request fails."""
     return {"replaced": request.app.state.engine_client.pool.restart()}
 
 
 def described(client: ReplicaClient, member: Member) -> dict[str, Any]:
-    """Describe a replica: where it runs and what it does, all None of one that starts but its state."""
+    """Describe a replica: where it runs and what it does. While it starts, all but its state is None."""
     described = dict.fromkeys(("name", "state", "pid", "node", "node_id", "rows", "blocks", *GAUGES))
     described |= {"name": member.name, "state": member.state}
     if (name := member.name) not in client.replicas:

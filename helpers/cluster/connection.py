@@ -7,7 +7,7 @@ The front end asks for each report once it has delivered the one before. A front
 iterations in one report, and at most one report waits to be read.
 
 Unpickling a message can run any code. So either side reads messages only after the other one has proved that it knows
-the replica's secret, which came through Ray. The replica serves the first connection that gives this proof.
+the replica's secret, which came through Ray. After the first such proof, the replica accepts no further connection.
 """
 
 import asyncio

@@ -5,8 +5,8 @@
     draining   it takes no new requests, and is stopped once its requests have finished
 
 Losses, a rolling restart and autoscaling need the same rules: they compare the replicas that there are with those that
-are wanted, and name one change. In a rolling restart, the replicas of older generations are drained one after another,
-and each time another one starts.
+are wanted, and name one change. In a rolling restart, the replicas of older generations are drained one after another.
+Once one drains, a new one is started in its place.
 """
 
 from collections.abc import Callable

@@ -23,7 +23,7 @@ class LockstepReplicas:
 
     Attributes:
         engines: all engines.
-        dispatcher: which replica has which request. A replica that it does not know any more makes no iterations.
+        dispatcher: which replica has which request. A replica that is removed from it makes no more iterations.
 
     Raises:
         ValueError: there are no engines.

@@ -182,9 +182,9 @@ class ReplicaClient(EngineClient):
             raise
 
     def _dispatch_waiting(self) -> None:
-        """Send the requests that wait, in the order of their arrival, as far as there are replicas for them."""
-        waiting, self._waiting = self._waiting, []
-        for request in waiting:
+        """Send the requests that wait, the longest wait first, as far as there are replicas for them."""
+        for request in list(self._waiting):
+            self._waiting.remove(request)
             self._dispatch(request)
 
     def _end(self, request: DispatchedRequest, reason: str, error: str | None = None) -> None:
@@ -202,7 +202,13 @@ class ReplicaClient(EngineClient):
 
     def on_ready(self, member: Member) -> None:
         """Let a replica take requests, beginning with those that wait for one."""
-        handle = member.handle
+        handle, first = member.handle, self.engine.info
+        if (handle.info.model_info, handle.info.num_blocks) != (first.model_info, first.num_blocks):
+            logger.warning(
+                "Replica %s has another vocabulary, context or number of blocks than the first replica: restart the "
+                "front end, which checks requests against the first one.",
+                handle.name,
+            )
         self.replicas[handle.name], self.snapshots[handle.name] = handle, Snapshot()
         config = handle.info.config
         block_size = handle.info.block_size if config.prefix_caching else None

@@ -139,7 +139,7 @@ class Client:
         body = {"model": self.model, **content, "max_tokens": max_tokens}
         body |= {"stream": True, "stream_options": {"include_usage": True}, **self.body}
         url = f"{self.url}/chat/completions" if self.chat else f"{self.url}/completions"
-        arrived: list[tuple[float, bytes]] = []  # its lines are read later: that takes time, which a server may share
+        arrived: list[tuple[float, bytes]] = []  # parsed later: that takes processor time, which a server may need
         error, status, retry_after = None, None, None
         sent = now()
         try:

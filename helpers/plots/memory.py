@@ -122,10 +122,13 @@ def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str, 
         described.append(f"{name} from iteration {times}at most {max(shares)}")
     ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
     ax.set(xlim=(0, count), ylim=(0, 1.2 * capacity))
-    for name, fill, start, end, low, high in areas:  # a request that was preempted has a name in each of its stretches
+    for name, fill, start, end, low, high in areas:  # a preempted request has its name in each stretch that has room
+        half = 0.006 * len(name) * count  # of the name's width, in iterations
         x = max(range(start, end), key=lambda x, low=low, high=high: high[x] - low[x])
-        if high[x] - low[x] > 0.06 * capacity:
-            write(ax, x + 0.5, (low[x] + high[x]) / 2, name, color=ink_on(fill))
+        if high[x] - low[x] > 0.06 * capacity and end - start >= 2 * half:
+            middle = min(max(x + 0.5, start + half), end - half)
+            under = slice(int(middle - half), min(end, int(middle + half) + 1))
+            write(ax, middle, (max(low[under]) + min(high[under])) / 2, name, color=ink_on(fill))
     ax.text(count, 1.02 * capacity, f"all {capacity} {unit}", ha="right", va="bottom")
     ax.set(xlabel="iteration", ylabel=unit)
     return Picture(figure, f"Stacked areas of {unit} over iterations, {capacity} in all. {'; '.join(described)}.")

@@ -19,7 +19,7 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
         traces: the runs by name.
         zoom: the first and the last forward pass of one more panel, which shows a part of the last trace in detail.
     """
-    longest = max(trace.forward_passes for trace in traces.values())
+    longest = max(1, *(trace.forward_passes for trace in traces.values()))
     panels = [(_summary(name, trace), trace, 0, longest) for name, trace in traces.items()]
     if zoom:
         name, trace = list(traces.items())[-1]
@@ -42,7 +42,8 @@ def slot_timeline(traces: Mapping[str, Trace], title: str = "", zoom: tuple[int,
         set_panel_title(ax, heading)
     axes[-1].set_xlabel("forward pass (the numbers on the bars are requests)")
     seen = [kind for kind in WORK if any(trace.work[kind] for trace in traces.values())]
-    add_key(figure, {WORK_MEANING[kind]: work_key(kind) for kind in seen})
+    if seen:
+        add_key(figure, {WORK_MEANING[kind]: work_key(kind) for kind in seen})
     described = []
     for name, trace in traces.items():
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(trace.work.items()))

@@ -8,7 +8,7 @@
     output_formats.py   what an output must match, as requests describe it
     responses.py        a request's outputs as one JSON body or as a stream of events
     formats.py          OpenAI's response bodies; text_offsets.py says where their tokens begin
-    middleware.py       what is checked before a request's body is read: host, key and length
+    middleware.py       what is checked before a request's body is read: key and length
     http_errors.py      why requests are refused or end early, and the status of each error
     engine_client.py    accepts requests or refuses them, and hands each output to its stream
     engine_thread.py    the thread that runs the engine; the event loop submits, reads and cancels

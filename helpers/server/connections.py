@@ -4,7 +4,8 @@ The server waits for a client in three situations: until the head of a request i
 the client reads what was sent to it. Each may take `client_timeout` seconds; while a client reads, however slowly, the
 last one begins anew. A connection whose client takes longer is closed, which also cancels its request.
 
-How many connections there may be is uvicorn's own limit: a request on one more is refused with status 503.
+The number of connections is bounded by an option of uvicorn: while more are open, every new request gets status 503.
+That does not stop clients that send nothing. Beyond twice that number, a new connection is therefore closed at once.
 """
 
 import asyncio
@@ -25,7 +26,8 @@ class ConnectionLimits:
     """The limits of a server's connections.
 
     Args:
-        max_connections: how many connections may be open.
+        max_connections: how many connections may be open; while there are more, new requests get status 503. Beyond
+            twice as many, new connections are closed.
         client_timeout: seconds that the server waits for a request's head, for its body, and for a client to read.
         send_buffer: bytes that the operating system may hold for a client. By default it takes megabytes for each, and
             a client seems to have read them.
@@ -89,6 +91,8 @@ class GuardedConnection(H11Protocol):
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self.limits.send_buffer)
         transport.set_write_buffer_limits(high=0)  # the application waits until the system has taken what it has sent
         self._check_timeout()
+        if len(self.connections) > 2 * self.limits.max_connections:
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()

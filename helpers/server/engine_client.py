@@ -168,7 +168,7 @@ class EngineClient(ABC):
         for stream in set(self._streams.values()):
             stream.fail(ShuttingDown("The server is shutting down and could not finish this request."))
 
-    def refuse_if_unable(self, num_sequences: int = 1) -> None:
+    def refuse_if_unable(self, num_sequences: int) -> None:
         """Return if that many more sequences can be accepted now.
 
         Raises:

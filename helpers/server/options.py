@@ -130,8 +130,8 @@ def allowed_hosts(host: str, others: list[str] | None) -> list[str] | None:
     """Return the names by which clients may call a server that listens on `host`; None for any."""
     if "*" in (others or ()) or (others is None and not is_loopback(host)):
         return None  # the names of a server for other machines are not known here
-    own = f"[{host}]" if ":" in host else host  # as URLs spell IPv6 addresses
-    return ["localhost", "127.0.0.1", "[::1]", own, *(others or ())]
+    names = ["localhost", "127.0.0.1", "::1", host, *(others or ())]
+    return [f"[{name.strip('[]')}]" if ":" in name else name for name in names]  # as URLs spell IPv6 addresses
 
 
 def is_loopback(host: str) -> bool:

@@ -1,7 +1,7 @@
 """Prompts become token ids on threads, off the event loop: one thread for short prompts, one for long ones.
 
 Tokenizing a megabyte takes about a second. So a prompt with more characters than the model's context can hold is
-refused before, as in vLLM (`max_chars_per_token`). Other long prompts still take a while, and short requests would wait
+refused first, as in vLLM (`max_chars_per_token`). Other long prompts still take a while, and short requests would wait
 behind them. With a thread of their own, short requests wait only behind each other, because the tokenizers library can
 run on both threads at once. Each thread takes its prompts in the order in which they arrive, so none waits forever.
 

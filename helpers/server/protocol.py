@@ -167,7 +167,7 @@ class ChatRequest(_Request):
 class Pace(Strict):
     """`POST /pace`: slow motion."""
 
-    seconds: float = Field(ge=0, le=2)  # the least per iteration
+    seconds: float = Field(ge=0, le=2)  # the least time per iteration
 
 
 def describe_errors(errors: list[dict[str, Any]]) -> tuple[str, str | None]:

@@ -69,7 +69,9 @@ async def collect_outputs(stream: ResponseStream) -> list[OutputDelta]:
 
 async def made_in_thread(body: Callable[[], str]) -> AsyncIterator[str]:
     """Yield a body that takes a while to make."""
-    yield await asyncio.to_thread(body)
+    making = asyncio.to_thread(body)
+    del body  # with the outputs in it: a slow client needs only the text
+    yield await making
 
 
 async def events(

@@ -1,8 +1,8 @@
 """`simulate`: what an engine would do with these requests, without a model and without waiting.
 
 Prompts and output lengths determine every plan. A trace of a production service records no more than that, so its
-requests can be run again under other settings. With a `CostModel`, iterations that only decode are not planned one by
-one (`stretch.py`): the trace is the same.
+requests can be run again under other settings. With a `CostModel` and unlimited memory, iterations that only decode are
+not planned one by one (`stretch.py`): the trace is the same.
 """
 
 from collections.abc import Callable

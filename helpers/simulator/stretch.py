@@ -82,8 +82,8 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
 def _none_is_admitted(scheduler: Scheduler, last: Plan) -> bool:
     """Return whether the next iterations admit no sequence, as long as all running ones decode and none of them ends.
 
-    That is certain if none waits, no row is free, or the policy waits for the end of all. A scheduler that prefills and
-    decodes in turns remembers which came last: decodes, in all of these iterations.
+    That is certain if none waits, no row is free, or the policy waits for the end of all. A scheduler without mixed
+    batches remembers whether its last plan was a prefill, so there the last plan must have decoded, as these do.
     """
     if scheduler.waiting and len(scheduler.running) < scheduler.max_rows and type(scheduler.policy) is not Static:
         return False
