@@ -84,13 +84,14 @@ def generate(engine, lines: dict[str, str], params: SamplingParams, as_json: boo
             engine.add_request(prompt, params, number, **options)
             finished.append([])
         except ValueError as error:
-            finished.append([RequestOutput(number, prompt, "", [], "error", error=str(error))] * params.n)
+            finished.append([RequestOutput(number, prompt, "", [], "error", error=str(error))])
+    counts = [len(refused) or params.n for refused in finished]
     grows = len(lines) * params.n == 1 and not as_json and not finished[0]
-    for (place, prompt), outputs in zip(lines.items(), finished, strict=True):
+    for (place, prompt), outputs, count in zip(lines.items(), finished, counts, strict=True):
         try:
             if grows:
                 print(prompt, end="", flush=True)
-            while len(outputs) < params.n:
+            while len(outputs) < count:
                 for output in engine.step():
                     if grows:
                         print(output.new_text, end="", flush=True)

@@ -217,6 +217,10 @@ def test_a_prompt_that_fails_costs_the_others_nothing(capsys, bad, said):
     assert [said in line.get("error", "") for line in lines] == [False, True, False]
     assert output.err == ""
 
+    assert main([bad, "--n", "3", "--temperature", "1"]) == 1
+    output = capsys.readouterr()
+    assert output.out == "" and said in output.err and output.err.count("\n") == 1
+
 
 def test_ctrl_c_leaves_what_is_printed(monkeypatch, capsys):
     step, steps = Engine.step, []

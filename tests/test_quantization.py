@@ -177,15 +177,20 @@ def test_the_kernel_multiplies_by_the_rounded_weight_and_no_row_depends_on_the_o
 @needs_kernels
 @in_both_formats
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("inputs", "most"), [(512, 80), (4096, 300)])
 @torch.no_grad()
-def test_few_rows_are_summed_in_the_order_of_many(dtype, weights):
-    """All products cancel. What is left are the roundings of the sums, so any other order shows."""
-    layer, x = layer_of(512, 70, "Linear without bias", dtype), torch.randn(80, 256).to(dtype)
-    layer.weight[:, 256:] = layer.weight[:, :256]
+def test_few_rows_are_summed_in_the_order_of_many(dtype, weights, inputs, most):
+    """All products cancel. What is left are the roundings of the sums, so any other order shows.
+
+    300 rows of 4,096 inputs do not fit in a second-level cache.
+    """
+    half = inputs // 2
+    layer, x = layer_of(inputs, 70, "Linear without bias", dtype), torch.randn(most, half).to(dtype)
+    layer.weight[:, half:] = layer.weight[:, :half]
     quantized, x = QuantizedLinear(layer, weights), torch.cat([x, -x], dim=1)
     many = multiply_quantized(quantized, x)
     assert many.count_nonzero() > many.numel() / 10
-    for rows in range(1, 9):
+    for rows in (*range(1, 9), most - 10):
         assert torch.equal(multiply_quantized(quantized, x[:rows]), many[:rows]), rows
 
 

@@ -179,7 +179,8 @@ def test_seeds_logprobs_and_structured_outputs_are_those_of_one_process(split):
         assert list(ours.values()) == pytest.approx(list(theirs.values()), abs=1e-3)
 
 
-def test_beams_are_those_of_one_process(split, whole):
+def test_beams_are_those_of_one_process(split):
+    whole = make_engine(tensor_parallel_size=1, **PLAIN)
     for prompt in prompts()[:2]:
         ours, theirs = (engine.beam_search(prompt, beam_width=3, max_tokens=6) for engine in (split, whole))
         assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]

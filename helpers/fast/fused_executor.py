@@ -3,9 +3,9 @@
 The plain executor makes a dozen calls per block, and memory waits for them. On a GPU, CUDA graphs solve the same
 problem. The one call gives the bits that the kernels give in many calls.
 
-It is made only where a compiled kernel exists for every operation, and for as many rows as the kernels were found to
-multiply most of the weights faster than other backends (`linear_choice.py`). The rest of the weights may be multiplied
-a bit more slowly then, but the many calls around the products would take longer.
+It is made only where a compiled kernel exists for every operation, and only up to the number of rows for which the
+kernels multiply most of the weights fastest (`linear_choice.py`). Other backends may multiply the rest a bit faster,
+but the many calls around their products would take longer.
 """
 
 import copy

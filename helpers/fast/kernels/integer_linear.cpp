@@ -45,7 +45,7 @@ template <typename Number> static RoundedRow round_row(const Number* x, int8_t* 
   for (long k = 0; k < in; k += LANES) {
     Floats value = load(x + k) / scale;
     value = value == value ? value : Floats{};
-    Ints rounded = bit_cast<Ints>(value + 12582912) - bit_cast<int32_t>(12582912.0f);  // the rounder of exp, vectors.h
+    Ints rounded = bit_cast<Ints>(value + 12582912) - bit_cast<int32_t>(12582912.0f);  // 1.5 * 2^23: the lowest bits
     total += rounded;
     Quads words = bit_cast<Quads>(__builtin_convertvector(rounded, Bytes));
     words = (words & 0xff0000ff) | (words >> 8 & 0xff00) | (words << 8 & 0xff0000);

@@ -192,7 +192,8 @@ static void multiply_in_tiles(const uint32_t* x, const uint32_t* w, const Scale*
   if (sizes.groups == 1) {
     multiply_panel<float>(x, rows, w, words, false, [&](long r, const float* sums) {
       Floats totals[VECTORS];
-      for (int v = 0; v < VECTORS; v++) totals[v] = load(sums + v * LANES) * load(scales + v * LANES);
+      // Added to zero, as few rows are: else the compiler might join the product and the bias, which rounds once.
+      for (int v = 0; v < VECTORS; v++) totals[v] = Floats{} + load(sums + v * LANES) * load(scales + v * LANES);
       store_sums<VECTORS>(totals, bias, y + r * sizes.step, columns);
     });
     return;

@@ -16,7 +16,7 @@ constexpr long MOST_ROWS = 1024;  // whose sums with a panel fit on the stack
 // Return how many rows of so many words stay in a core's second-level cache while panels multiply them.
 static inline long rows_of_block(long words) { return std::clamp<long>((1 << 20) / (4 * words), 2 * TILE, MOST_ROWS); }
 
-#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512F__)  // two vectors are a row of a panel
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -55,6 +55,7 @@ static inline void multiply_blocks(const uint32_t* x, long x_step, long second, 
   constexpr long LINE = 4 * PANEL;  // bytes
   const uint32_t* second_x = x + second * x_step;
   Sum* second_sums = sums + second * sums_step;
+  asm volatile("" ::: "memory");  // GCC's intrinsics do not say that they read memory: all stores come first
   if constexpr (ADDS) {
     _tile_loadd(0, sums, 4 * sums_step);
     _tile_loadd(1, sums + TILE, 4 * sums_step);

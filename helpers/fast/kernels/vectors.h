@@ -150,7 +150,7 @@ static inline Floats fraction(Floats x) {
 #endif
 }
 
-// Return 2^x for the fraction r of x and p, about 2^r; 0, or less than 2^-126, for lower x.
+// Return 2^x for the fraction r of x and p, about 2^r; 0, or less than 2^-126, for x below -126.
 static inline Floats scaled_power(Floats x, Floats r, Floats p) {
 #if defined(__AVX512DQ__)
   return bit_cast<Floats>(_mm512_scalef_ps(bit_cast<__m512>(p), bit_cast<__m512>(x)));
@@ -178,5 +178,5 @@ static inline Floats rough_exp2(Floats x) {
   return scaled_power(x, r, p * r + 1);
 }
 
-// Return e^x. The error grows with x, to 65 units in the last place for 88. 0 below -87.3. NaN stays NaN.
+// Return e^x. The error grows with x, to 65 units in the last place for 88. At most 2^-126 below -87.3. NaN stays NaN.
 static inline Floats exp(Floats x) { return exp2(x * 1.44269504f); }
