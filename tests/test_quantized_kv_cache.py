@@ -12,6 +12,7 @@ import transformers
 from conftest import LONGEST, PROMPTS, random_pair, spied
 from test_beam_search import by_transformers, check_beams
 from test_kernels import SIZES, Cache
+from test_speculation import WrongAtTheEnd
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from helpers import Engine, EngineConfig, RoundedKVCache, SamplingParams
@@ -103,6 +104,15 @@ class RoundedMachine(EngineMachine):
 def test_whatever_happens_every_greedy_request_gets_the_tokens_of_the_reference():
     events = run_machine("Rounded", 12, 20, RoundedMachine, names=("llama",))
     assert all(events[name] > 5 for name in EVENTS), events
+
+
+def test_drafts_change_no_token(always_drafts):
+    pair, params = random_pair("llama"), SamplingParams(max_tokens=12)
+    expected = [output.token_ids for output in make_engine(pair).generate(PROMPTS[:6], params)]
+    texts = [pair[1](prompt)["input_ids"] + tokens for prompt, tokens in zip(PROMPTS[:6], expected, strict=True)]
+    engine = make_engine(pair, speculative=WrongAtTheEnd(texts), max_tokens_per_step=20)
+    assert [output.token_ids for output in engine.generate(PROMPTS[:6], params)] == expected
+    assert 5 < engine.trace.accepted_tokens < engine.trace.drafted_tokens
 
 
 def test_beams_are_those_of_transformers_with_the_same_cache():

@@ -241,7 +241,7 @@ def load(machine: dict) -> dict[str, Times] | None:
     try:
         kept = json.loads(path_of(machine).read_text())
         return {shape: Times(**fields) for shape, fields in kept["times"].items()}
-    except (OSError, ValueError, RuntimeError):  # the last: no home folder
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError):  # the last: no home folder
         return None
 
 
