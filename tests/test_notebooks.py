@@ -109,9 +109,6 @@ def test_a_committed_notebook_is_sound_and_says_how_many_minutes_it_takes_to_rea
     assert abs(int(stated[1]) - minutes_of(nb)) <= 4
 
 
-# --- the check itself: a notebook in which everything is wrong ----------------------------------------------------
-
-
 # --- counts in prose --------------------------------------------------------------------------------------------
 
 NUMBER = re.compile(r"(?<![\w.,/])\d+(?:,\d{3})*(?:\.\d+)?(?![\w/⁰¹²³⁴-⁹]|[.,]\d)")
