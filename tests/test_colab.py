@@ -95,19 +95,6 @@ def test_a_repository_can_be_named_again_replaced_and_removed(course):
     assert contents(course) == without
 
 
-@pytest.mark.parametrize(
-    "address, repository",
-    [
-        ("https://github.com/someone/a.course.git", "someone/a.course"),
-        ("git@github.com:someone/course.git", "someone/course"),
-        ("https://notgithub.com/someone/course.git", ""),
-    ],
-)
-def test_an_address_of_a_git_remote_names_its_repository(address, repository):
-    found = colab.GITHUB.search(address)
-    assert (found["repository"] if found else "") == repository
-
-
 # --- this checkout -------------------------------------------------------------------------------------------------
 
 

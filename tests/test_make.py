@@ -7,10 +7,8 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from conftest import pytest_runtest_setup
 
 ROOT = Path(__file__).resolve().parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -28,11 +26,6 @@ def test_make_lists_its_commands_without_an_error_in_a_folder_without_tests(tmp_
     assert "make course " in done.stdout and done.stderr == ""
 
 
-def test_make_keeps_compiled_kernels_inside_the_checkout():
-    show = ["--eval", "show-kernel-cache: ; @echo $$COURSE_KERNEL_CACHE", "show-kernel-cache"]
-    assert run("make", "--no-print-directory", *show, cwd=ROOT).stdout == f"{ROOT}/build/kernels\n"
-
-
 @pytest.mark.parametrize("version", [(3, 10), (3, 15)])
 def test_a_python_without_the_tested_packages_is_refused_before_anything_is_installed(tmp_path, version):
     for name in ("requirements.txt", "requirements-dev.txt", "constraints.txt"):
@@ -45,34 +38,6 @@ def test_a_python_without_the_tested_packages_is_refused_before_anything_is_inst
     assert done.returncode != 0
     assert "needs Python 3.11 to 3.14" in done.stderr and "make PYTHON=python3.12" in done.stderr
     assert not (tmp_path / ".venv").exists()
-
-
-def test_make_lab_as_root_says_what_to_do(tmp_path):
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    programs = {"id": "echo 0", "python": "exit", "jupyter": 'echo started "$@"'}
-    for name, line in programs.items():
-        (tmp_path / ".venv" / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
-        (tmp_path / ".venv" / "bin" / name).chmod(0o755)
-    command = ["make", "--no-print-directory", "-C", tmp_path, "-o", ".venv/.set-up", "lab"]
-    (tmp_path / ".venv" / ".set-up").touch()
-    refused, started = run(*command), run(*command, "ARGS=--allow-root")
-    assert refused.returncode and "say make lab ARGS=--allow-root" in refused.stderr and "started" not in refused.stdout
-    assert "started lab --allow-root" in started.stdout
-
-
-def test_slow_tests_and_no_others_are_skipped_once_ci_has_no_time_left_for_them(monkeypatch):
-    def is_skipped(**marks) -> bool:
-        try:
-            pytest_runtest_setup(SimpleNamespace(get_closest_marker=marks.get))
-        except pytest.skip.Exception:  # which would skip this test, too
-            return True
-        return False
-
-    monkeypatch.setenv("CI_SLOW_TESTS_UNTIL", "inf")
-    assert not is_skipped(slow=True)
-    monkeypatch.setenv("CI_SLOW_TESTS_UNTIL", "0")
-    assert is_skipped(slow=True) and not is_skipped()
 
 
 @pytest.mark.slow
@@ -114,9 +79,3 @@ def test_a_workflow_names_targets_and_files_that_exist_and_says_what_has_not_run
             assert re.search(rf"^{target}:", MAKEFILE, re.M), command
         for path in re.findall(r"[\w/-]+\.(?:py|txt)\b", command):
             assert (ROOT / path).is_file(), command
-
-
-def test_the_newest_python_that_the_makefile_accepts_is_tested():
-    versions = re.findall(r'"(3\.\d+)"', (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
-    accepted = re.search(r"needs Python (3\.\d+) to (3\.\d+)", MAKEFILE)
-    assert set(versions) == set(accepted.groups())

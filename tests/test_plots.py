@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 from matplotlib import rcParams
-from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
 from helpers import Trace, filter_batch, generate_next_token, init_batch, metrics, plots
@@ -168,20 +167,6 @@ def test_the_same_picture_is_saved_as_the_same_bytes_changes_no_settings_and_fol
 # --- what is drawn is what the text says ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share", [0.55, 0.8, 1])
-def test_letters_have_enough_contrast_with_every_color_of_a_request(share):
-    def luminance(color):
-        return sum(
-            weight * (part / 12.92 if part < 0.04045 else ((part + 0.055) / 1.055) ** 2.4)
-            for weight, part in zip((0.2126, 0.7152, 0.0722), to_rgb(color), strict=True)
-        )
-
-    for color in plots.REQUEST_COLORS:
-        fill = plots.colors.shade(color, share)
-        dark, light = sorted(luminance(each) + 0.05 for each in (fill, plots.colors.ink_on(fill)))
-        assert light / dark > 4, (color, share)
-
-
 def texts_per_panel(axes):
     return [texts_of(ax) for ax in axes]
 
@@ -210,21 +195,6 @@ def cells_per_row(axes):
 )
 def test_what_is_drawn_is_what_was_given(name, read, expected):
     assert read(axes_of(name)) == expected
-
-
-def test_block_tables_color_a_block_by_its_request_and_a_shared_one_gray():
-    tables, memory = axes_of("block_tables")
-    slots = [patch.get_facecolor()[:3] for patch in memory.patches]
-    gray, white, of_a, of_b = map(to_rgb, (plots.GRAY, "white", plots.SKY, plots.ORANGE))
-    assert texts_of(tables) == ["0", "2", "0", "1"]
-    assert slots == [*[gray] * 4, of_b, *[white] * 3, of_a, of_a, *[white] * 6]
-
-
-def test_slot_steps_that_yield_several_tokens_count_once_as_useful():
-    drafts = RowStep("decode", 0, 4, 0, 4, drafted=3, accepted=3)
-    trace = trace_of(2, (RowStep("prefill", 0, 3, 0, 1), RowStep()), (drafts, RowStep()))
-    (ax,) = plots.slot_timeline({"run": trace}).figure.axes
-    assert ax.get_title(loc="left") == "run: 2 forward passes, 2 of 4 slot-steps useful (50%)"
 
 
 def test_the_map_of_each_lesson_frames_what_it_builds_and_nothing_overlaps():

@@ -6,7 +6,6 @@ from statistics import fmean
 
 import nbformat
 import pytest
-import torch
 from test_changed_weights import change, own_pair
 
 from helpers import Engine, EngineConfig, SamplingParams
@@ -90,10 +89,3 @@ def test_only_the_engine_with_stale_blocks_reports_what_the_policy_does_not_say(
     after, fresh, wrong = (trained["gaps"](trained[name]) for name in ("after", "fresh", "wrong"))
     assert max(after.max(), fresh.max()) < 1e-3
     assert (wrong > 1e-3).float().mean() > 0.05  # a quarter where it was written
-
-
-@pytest.mark.slow
-def test_a_rollout_of_average_reward_has_no_advantage(trained):
-    rewards = torch.tensor([[1.0, 0, 0, 0], [1.0, 1, 0, 0], [1.0, 1, 1, 1]])
-    expected = torch.tensor([[3**0.5, *[-(3**-0.5)] * 3], [1.0, 1, -1, -1], [0.0] * 4])
-    assert torch.allclose(trained["advantages"](rewards), expected, atol=1e-4)

@@ -1,7 +1,4 @@
-"""Slides: a deck has its lesson's pictures with their texts, its predictions without answers, and fetches nothing.
-
-The last tests are of the site, before it is built: which notebooks it reads, and what it removes.
-"""
+"""Slides: a deck has its lesson's pictures with their texts, its predictions without answers, and fetches nothing."""
 
 import os
 import re
@@ -9,7 +6,6 @@ from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
-import build_site
 import build_slides
 import nbformat
 import pytest
@@ -77,13 +73,6 @@ def test_badges_and_links_of_a_lesson_are_left_out_and_a_prediction_keeps_the_pa
     ]
 
 
-def test_without_npm_it_says_what_to_do(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("npm_package.shutil.which", lambda name: None)
-    monkeypatch.setattr(build_slides, "REVEAL", "0.0.0")
-    assert build_slides.main(out=tmp_path) == 1
-    assert "npm is not installed. Install npm" in capsys.readouterr().out and not any(tmp_path.iterdir())
-
-
 # The visible parts of a slide that reach beyond the window.
 OUTSIDE = """() => [...Reveal.getCurrentSlide().querySelectorAll("*")].filter((part) => {
     const {left, top, right, bottom} = part.getBoundingClientRect();
@@ -108,17 +97,3 @@ def test_every_slide_fits_on_a_screen_of_1280_by_720_and_opens_from_a_file_witho
             wrong += [f"{path.stem}, slide {number + 1}: {part}" for part in page.evaluate(OUTSIDE)]
     context.close()
     assert len(list(tmp_path.glob("*.html"))) == len(LESSONS) and wrong == []
-
-
-def test_notebooks_are_in_reading_order_and_lessons_that_did_not_run_come_from_the_next_folder(tmp_path):
-    run, stored = tmp_path / "run", tmp_path / "stored"
-    for folder, number in [(run, 3), (stored, 10), (stored, 3), (stored, 2)]:
-        folder.mkdir(exist_ok=True)
-        nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(f"# {number}, {folder.name}")])
-        nbformat.write(nb, folder / f"{number}_rows.ipynb")
-    lessons = build_site.read([run, stored], "[0-9]*.ipynb", "notebooks/")
-    assert [lesson.title for lesson in lessons] == ["2, stored", "3, run", "10, stored"]
-    assert lessons[1].path == "notebooks/3_rows.ipynb"
-    release = build_site.read([ROOT / "notebooks/exercises/release"], "*/*.ipynb", "")
-    names = [Path(exercises.path).stem for exercises in release]
-    assert names[3:5] == ["4_scheduling", "4_codelab_scheduler"] and names[-1] == "18_fleet_memo"

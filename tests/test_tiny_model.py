@@ -27,17 +27,6 @@ def longest_run(ids, size=4):
     return most
 
 
-def test_the_prompts_are_not_in_the_corpus():
-    text = "\n\n".join(corpus.documents(8_000, seed=0))
-    assert "Once upon a time, a " in text
-    assert [prompt for prompt in corpus.unseen_prompts(200, seed=1) if prompt in text] == []
-
-
-def test_the_corpus_depends_only_on_its_seed():
-    assert list(corpus.documents(50, seed=3)) == list(corpus.documents(50, seed=3))
-    assert list(corpus.documents(50, seed=3)) != list(corpus.documents(50, seed=4))
-
-
 @pytest.mark.slow
 def test_texts_end_by_themselves_differ_in_length_and_do_not_loop(outputs):
     short, long = np.percentile([len(output.token_ids) for output in outputs], [10, 90])

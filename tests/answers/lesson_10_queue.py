@@ -5,37 +5,9 @@ import math
 from collections import deque
 from types import SimpleNamespace
 
-import numpy as np
-
 from answers import WRONG, right, solutions
 
 Bounded = solutions.BoundedQueue
-
-
-@right("BoundedQueue")
-class OneLineOfAll:
-    """The first of the line run; when a request leaves, all behind it move up."""
-
-    def __init__(self, rows, max_queue, seconds):
-        self.rows, self.places, self.pause = rows, rows + max_queue, max(1, math.ceil(seconds / rows))
-        self.line = {}
-
-    @property
-    def running(self):
-        return list(self.line)[: self.rows]
-
-    @property
-    def waiting(self):
-        return tuple(self.line)[self.rows :]
-
-    def offer(self, name):
-        if len(self.line) == self.places:
-            return np.int64(self.pause) if self.pause > 3 else self.pause
-        self.line[name] = True
-        return 0
-
-    def leave(self, name):
-        self.line.pop(name, None)
 
 
 @right("BoundedQueue")
@@ -136,7 +108,6 @@ WRONG["BoundedQueue"] |= {
     ),
     "drops a to make": broken(has_room=lambda self: Parts.has_room(self) or (self.waiting and self.waiting.pop(0))),
     "returns 3.3333333333333335: the header": broken(pause=lambda self: self.seconds / self.rows),
-    "returns -1: the header": broken(pause=lambda self: -1),
     "returns 0, which means accepted": broken(pause=lambda self: 0),
     "returned None": broken(pause=lambda self: None),
     "returned a bool": broken(pause=lambda self: True),
@@ -147,7 +118,6 @@ WRONG["BoundedQueue"] |= {
     "order of arrival": broken(take_in=lambda self, n: Parts.take_in(self, n) or self.waiting.sort(key=str)),
     "leaves a row empty although b": broken(fill=lambda self: None),
     "that has waited longest": broken(fill=lambda self: self.waiting and self.running.append(self.waiting.pop())),
-    "has ['b', 'a'] waiting": broken(fill=lambda self: self.running.extend(self.waiting[:1])),
     "loses b": broken(fill=lambda self: self.waiting and self.waiting.pop(0)),
     "keeps the row of c": broken(leave=lambda self, name: name in self.waiting and Parts.leave(self, name)),
     "a request whose client disconnects": broken(leave=lambda self, n: n in self.running and Parts.leave(self, n)),
@@ -156,5 +126,4 @@ WRONG["BoundedQueue"] |= {
     "with the method `leave(request_id)`": broken(leave=lambda self: None),
     "with the method `offer(request_id)`": lambda rows, max_queue, seconds: SimpleNamespace(),
     "in `self.running`, a list, but that is None": with_attributes(active=[], queue=[]),
-    "in `self.running`, a list, but that is an int": with_attributes(running=0, waiting=0),
 }

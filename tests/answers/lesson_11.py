@@ -23,14 +23,6 @@ WRONG["softmax"] |= {
 
 
 @right("top_p")
-def with_a_loop(probabilities, p):
-    ids = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])
-    for count in range(1, len(ids) + 1):
-        if sum(probabilities[token] for token in ids[:count]) >= p:
-            return ids[:count]
-
-
-@right("top_p")
 def with_torch(probabilities, p):
     best = torch.tensor(probabilities).sort(descending=True)
     better = best.values.cumsum(0) - best.values
@@ -41,15 +33,6 @@ ALMOST["top_p"] |= {
     "changed its argument: `probabilities`": lambda ids, probabilities, p: probabilities.sort() or ids,
     "should be a list, but is a tensor": lambda ids, *_: torch.tensor(ids),
 }
-
-
-@right("draw")
-def subtract_until_nothing_is_left(weights, number):
-    left = number * sum(weights)
-    for token, weight in enumerate(weights):
-        if left < weight:
-            return token
-        left -= weight
 
 
 @right("draw")

@@ -1,25 +1,8 @@
 """Answers to the exercises of lesson 12."""
 
-import math
-
 import torch
 
 from answers import ALMOST, WRONG, right
-
-
-@right("allowed_tokens")
-def by_trying_all_ways(text, choices, vocabulary, tokens_left):
-    def can_become_a_choice(longer, left):
-        if longer in choices:
-            return True
-        if left == 0 or not any(choice.startswith(longer) for choice in choices):
-            return False
-        return any(can_become_a_choice(longer + piece, left - 1) for piece in vocabulary[1:])
-
-    allowed = [
-        token for token in range(1, len(vocabulary)) if can_become_a_choice(text + vocabulary[token], tokens_left - 1)
-    ]
-    return [*allowed, 0] if text in choices else allowed
 
 
 @right("allowed_tokens")
@@ -46,34 +29,10 @@ def with_infinities(logits, allowed):
     return (torch.tensor(logits) + mask).softmax(dim=0).tolist()
 
 
-@right("masked_softmax")
-def only_the_allowed_ones(logits, allowed):
-    largest = max(logits[token] for token in allowed)
-    weights = {token: math.exp(logits[token] - largest) for token in allowed}
-    return [weights.get(token, 0.0) / sum(weights.values()) for token in range(len(logits))]
-
-
 ALMOST["masked_softmax"] |= {
     "changed its argument: `allowed`": lambda result, logits, allowed: allowed.clear() or result,
     "should be a list, but is a dict": lambda result, *_: dict(enumerate(result)),
 }
-
-
-@right("next_states")
-def one_character_at_a_time(edges, state, vocabulary):
-    """Advance all tokens together, and drop those that have no edge."""
-    alive, place = dict.fromkeys(range(len(vocabulary)), state), 0
-    done = {}
-    while alive:
-        ended = [token for token in alive if len(vocabulary[token]) == place]
-        done |= {token: alive.pop(token) for token in ended}
-        alive = {
-            token: edges[now][vocabulary[token][place]]
-            for token, now in alive.items()
-            if vocabulary[token][place] in edges[now]
-        }
-        place += 1
-    return done
 
 
 @right("next_states")

@@ -16,19 +16,6 @@ def in_numpy_with_a_zero_point(values, bits):
     return integers.tolist(), float(scale), int(zero)
 
 
-@right("quantize")
-def value_by_value(values, bits):
-    low = high = 0.0
-    for value in values:
-        low, high = min(low, value), max(high, value)
-    scale = (high - low) / ((1 << bits) - 1)
-    zero = round(-low / scale)
-    integers = []
-    for value in values:
-        integers.append(max(0, min(2**bits - 1, round(value / scale + zero))))
-    return integers, scale, zero
-
-
 ALMOST["quantize"] |= {
     "should be 3 values": lambda result, *_: result[:2],
     "changed its argument: `values`": lambda result, values, bits: values.sort() or result,
@@ -58,17 +45,6 @@ def through_float64(x, integers, scales):
     steps = x.abs().max(dim=1).values / 127
     sums = torch.round(x / steps[:, None]).double() @ integers.double().T
     return sums.long(), (sums * torch.outer(steps, scales)).float()
-
-
-@right("integer_product")
-def in_numpy_token_by_token(x, integers, scales):
-    sums, outputs = [], []
-    for token in x.numpy():
-        step = max(token.max(), -token.min()) / np.float32(127)
-        rounded = np.rint(token / step).astype(np.int8)
-        sums.append(integers.numpy().astype(np.int32) @ rounded)
-        outputs.append(sums[-1] * step * scales.numpy())
-    return torch.tensor(np.array(sums)), torch.tensor(np.array(outputs), dtype=torch.float32)
 
 
 @right("integer_product")

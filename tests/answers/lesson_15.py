@@ -1,6 +1,6 @@
 """Answers to the exercises of lesson 15."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from itertools import groupby
 
 import numpy as np
@@ -33,28 +33,6 @@ def sorted_and_sorted_back(x, base, adapters, chunks):
     return torch.cat(parts)[torch.tensor(order).argsort()]
 
 
-@right("adapt_rows")
-def with_index_add(x, base, adapters, chunks):
-    y, groups = base(x), defaultdict(list)
-    for (name, _), rows in zip(chunks, torch.arange(len(x)).split([tokens for _, tokens in chunks]), strict=True):
-        groups[name].append(rows)
-    for name in groups.keys() - {None}:
-        rows = torch.cat(groups[name])
-        y = y.index_add(0, rows, adapters[name](x[rows]))
-    return y
-
-
-@right("adapt_rows")
-def chunk_by_chunk_at_the_end(x, base, adapters, chunks):
-    sizes = [tokens for _, tokens in chunks]
-    parts, outputs, pieces = x.split(sizes), base(x).split(sizes), {}
-    for name in {name for name, _ in chunks if name}:
-        own = [number for number, (other, _) in enumerate(chunks) if other == name]
-        products = adapters[name](torch.cat([parts[number] for number in own]))
-        pieces |= dict(zip(own, products.split([sizes[number] for number in own]), strict=True))
-    return torch.cat([y + pieces[number] if number in pieces else y for number, y in enumerate(outputs)])
-
-
 ALMOST["adapt_rows"] |= {
     "`outputs` should be a tensor, but is a list": lambda y, *_: list(y),
     "has shape [1, 5,": lambda y, *_: y[None],
@@ -68,26 +46,6 @@ WRONG["adapt_rows"] |= {
         x, base, dict.fromkeys(adapters, base), chunks
     ),
 }
-
-
-@right("cached_blocks")
-def with_a_dict_of_sets(events, block_size):
-    """One set for each content, cleared at an update, walked from the front."""
-    names, caches, counts = {}, defaultdict(set), []
-    for event in events:
-        match event:
-            case ("load", name, files):
-                names[name] = files
-            case ("update",):
-                caches.clear()
-            case ("request", name, ids):
-                cache = caches[names[name] if name else None]
-                full, count = len(ids) // block_size, 0
-                while count < full and tuple(ids[: (count + 1) * block_size]) in cache:
-                    count += 1
-                counts.append(count)
-                cache |= {tuple(ids[: n * block_size]) for n in range(1, full + 1)}
-    return counts
 
 
 @right("cached_blocks")
@@ -107,27 +65,6 @@ def with_a_chain_of_hashes(events, block_size):
                 keys.append(key)
             counts.append(sum(seen[key] > 0 for key in keys))
             seen.update(keys)
-    return counts
-
-
-@right("cached_blocks")
-def by_comparing_all_earlier_requests(events, block_size):
-    loaded, earlier, counts = {None: None}, [], []
-    for kind, *rest in events:
-        if kind in ("load", "unload"):
-            loaded[rest[0]] = rest[-1]
-        elif kind == "update":
-            earlier = []
-        else:
-            best = 0
-            for files, ids in earlier:
-                if files == loaded[rest[0]]:
-                    n = 0
-                    while n < min(len(ids), len(rest[1])) and ids[n] == rest[1][n]:
-                        n += 1
-                    best = max(best, n // block_size)
-            counts.append(best)
-            earlier.append((loaded[rest[0]], rest[1]))
     return counts
 
 
@@ -153,49 +90,6 @@ ALMOST["cached_blocks"] |= {
     "but is [0, 0, 0, 3, 3, 3, 3]": lambda counts, *_: sorted(counts),
 }
 WRONG["cached_blocks"] |= {"'A12'": joined_texts}
-
-
-@right("live_update")
-def one_request_after_another_for_each_version(requests, update, running):
-    """First when each request begins, and then what it computes, request by request."""
-    last_old = max((start + most for start, _, most in requests if start < update), default=0)
-    change = update if running == "recompute" else max(update, last_old)
-    if running == "recompute" and update >= max(start + most for start, _, most in requests):
-        change = float("inf")
-    starts = [start if start < update else max(start, change) for start, _, _ in requests]
-    old, computed = [], Counter()
-    for start, (_, prompt, most) in zip(starts, requests, strict=True):
-        for n in range(most):
-            computed[start + n] += prompt + n if n == 0 or start + n == change else 1
-        old.append(sum(start + n < change for n in range(most)))
-    return old, [computed[number] for number in range(max(computed) + 1)]
-
-
-@right("live_update")
-def with_objects(requests, update, running):
-    class Running:
-        def __init__(self, prompt, most):
-            self.todo, self.text, self.left, self.old = prompt, prompt, most, 0
-
-        def step(self, is_new):
-            done, self.todo, self.text, self.left = self.todo, 1, self.text + 1, self.left - 1
-            self.old += int(not is_new)
-            return done
-
-    every = [Running(prompt, most) for _, prompt, most in requests]
-    arrivals = list(zip([arrival for arrival, *_ in requests], every, strict=True))
-    active, is_new, passes = [], False, []
-    while arrivals or active:
-        if not is_new and len(passes) >= update and (not active or running == "recompute"):
-            is_new = True
-            for one in active:
-                one.todo = one.text
-        if is_new or len(passes) < update:
-            active += [one for arrival, one in arrivals if arrival <= len(passes)]
-            arrivals = [(arrival, one) for arrival, one in arrivals if arrival > len(passes)]
-        passes.append(sum(one.step(is_new) for one in active))
-        active = [one for one in active if one.left]
-    return [one.old for one in every], passes
 
 
 @right("live_update")

@@ -6,16 +6,6 @@ from answers import ALMOST, RIGHT, WRONG, right
 
 
 @right("resume")
-def output_by_output(prompt, outputs, max_tokens):
-    resumed = []
-    for index, (tokens, finished) in enumerate(outputs):
-        if finished:
-            continue
-        resumed.append((index, [*prompt, *tokens], max_tokens - len(tokens), len(tokens)))
-    return resumed
-
-
-@right("resume")
 def with_arrays(prompt, outputs, max_tokens):
     unfinished = [index for index, (_, finished) in enumerate(outputs) if not finished]
     lengths = np.array([len(outputs[index][0]) for index in unfinished], dtype=int)
@@ -45,22 +35,6 @@ def with_the_owner_of_each_request(events):
     return streams
 
 
-@right("deliver")
-def with_the_requests_of_each_replica(events):
-    streams, requests = {}, {}
-    for kind, *rest in events:
-        if kind == "assign":
-            for held in requests.values():
-                held.discard(rest[0])
-            requests.setdefault(rest[1], set()).add(rest[0])
-            streams.setdefault(rest[0], [])
-        elif kind == "lost":
-            requests.pop(rest[0], None)
-        elif rest[1] in requests.get(rest[0], ()):
-            streams[rest[1]] += rest[2]
-    return streams
-
-
 ALMOST["deliver"] |= {
     "should be a dict, but is a list": lambda streams, *_: list(streams.items()),
     "changed its argument: `events`": lambda streams, events: events.pop() and streams,
@@ -73,18 +47,6 @@ def most_cached(length, replicas):
 
 def least_loaded(length, replicas):
     return min(range(len(replicas)), key=lambda index: replicas[index].outstanding)
-
-
-@right("route")
-def by_a_weighted_sum(length, replicas):
-    scores = [(one.cached - 300 * one.waiting, -one.outstanding) for one in replicas]
-    return scores.index(max(scores))
-
-
-@right("route")
-def cached_unless_requests_wait_there(length, replicas):
-    free = [index for index in range(len(replicas)) if not replicas[index].waiting]
-    return max(free or range(4), key=lambda index: (replicas[index].cached, -replicas[index].outstanding))
 
 
 @right("route")

@@ -1,50 +1,8 @@
 """Answers to the exercises of lesson 18."""
 
-import heapq
-
 import numpy as np
 
 from answers import ALMOST, RIGHT, WRONG, right
-
-
-@right("finish_times")
-def with_lists(requests, rows, constant, per_row):
-    waiting, running, now = list(range(len(requests))), [], 0.0
-    left, times = [tokens for _, tokens in requests], [None] * len(requests)
-    while waiting or running:
-        if not running and requests[waiting[0]][0] > now:
-            now = requests[waiting[0]][0]
-        while waiting and len(running) < rows and requests[waiting[0]][0] <= now:
-            running.append(waiting.pop(0))
-        now += constant + per_row * len(running)
-        for number in running:
-            left[number] -= 1
-            if left[number] == 0:
-                times[number] = now
-        running = [number for number in running if left[number]]
-    return times
-
-
-@right("finish_times")
-def with_a_heap_of_events(requests, rows, constant, per_row):
-    events = [(arrival, number) for number, (arrival, _) in enumerate(requests)]
-    heapq.heapify(events)
-    left, times, running, now = {}, np.zeros(len(requests)), [], 0.0
-    while events or running:
-        if not running:
-            now = max(now, events[0][0])
-        while events and events[0][0] <= now and len(running) < rows:
-            _, number = heapq.heappop(events)
-            running.append(number)
-            left[number] = requests[number][1]
-        now += constant + per_row * len(running)
-        for number in list(running):
-            left[number] -= 1
-            if not left[number]:
-                times[number] = now
-                running.remove(number)
-    return times.tolist()
-
 
 ALMOST["finish_times"] |= {
     "should be a list, but is a dict": lambda times, *_: dict(enumerate(times)),
@@ -72,14 +30,6 @@ def _play(requests, rows, after):
 
 
 @right("waiting_and_running")
-def with_a_function(requests, start, end):
-    def mean(spans):
-        return sum(max(0, min(stop, end) - max(begin, start)) for begin, stop in spans) / (end - start)
-
-    return mean([one[:2] for one in requests]), mean([one[1:] for one in requests])
-
-
-@right("waiting_and_running")
 def in_arrays(requests, start, end):
     clipped = np.clip(np.array(requests), start, end)
     return tuple(np.diff(clipped, axis=1).sum(axis=0) / (end - start))
@@ -89,14 +39,6 @@ ALMOST["waiting_and_running"] |= {
     "should be 2 values: waiting and running, but is a float": lambda means, *_: sum(means),
     "changed its argument: `requests`": lambda means, requests, *_: (requests.clear(), means)[1],
 }
-
-
-@right("smallest_fleet")
-def from_the_smallest_on(fleets, limit, share, price):
-    for replicas, hours, _, latencies in sorted(fleets):
-        if sum(latency <= limit for latency in latencies) / len(latencies) >= share:
-            return replicas, replicas * hours * price
-    return None
 
 
 @right("smallest_fleet")

@@ -167,16 +167,9 @@ def one_more(used):
     return used
 
 
-def one_fewer(used):
-    used = used.clone()
-    used[0] = False
-    return used
-
-
 WRONG["filter_batch"] |= {
     "leaves one column without a token in the mask": lambda batch: trimmed(batch, one_more),
     "those that stay keep their order": last_into_free_places,
-    "trims one column too many from the mask": lambda batch: trimmed(batch, one_fewer),
 }
 
 
@@ -268,7 +261,6 @@ WRONG["continuous_loop"] |= {
         in_order, "joining = min(free -> joining = min(free * (free > 1 or not running['request_ids'])"
     ),
     "returns no output for request 6": lambda requests, n: in_order(requests[:-1], n),
-    "returns no output for request 2": lambda *case: [*(out := in_order(*case))[:2], None, *out[3:]],
     "it finishes in its prefill": lambda *case: [out if len(out) > 1 else None for out in in_order(*case)],
     "returns 2 tokens for request 0, which": lambda *case: [out[:2] for out in in_order(*case)],
     "returns the output of request 1 for request 0": lambda *case: (out := in_order(*case))[1::-1] + out[2:],

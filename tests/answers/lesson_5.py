@@ -68,11 +68,7 @@ WRONG["plan_chunks"] |= {
     "exceeds the budget: at the turn of p, only 8": lambda r, w, rows, tokens: planned(r, w, rows, tokens + 1),
     "leaves out d. Decodes come first": in_order("begun + joining + decodes"),
     "lets a later request overtake v. If": in_order("decodes + begun + joining[::-1]"),
-    "for as long as short ones keep arriving": in_order(
-        "decodes + begun + sorted(joining, key=lambda one: one.request_id)"
-    ),
     "lets a later request overtake p. Its prompt": in_order("decodes + joining"),
-    "lets a later request overtake p": in_order("decodes + begun[::-1] + joining"),
     "although q could compute 2 tokens": in_order("decodes + begun[:1] + (joining if len(begun) < 2 else [])"),
     "lets one request join per iteration": lambda r, w, rows, tokens: planned(r, w[:1], rows, tokens),
     "caps the chunks": edited(planned, "min(uncomputed, tokens) -> min(uncomputed, tokens, 8)"),

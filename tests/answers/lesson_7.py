@@ -18,24 +18,6 @@ def by_their_differences(table, start, end, block_size):
     return [[(slice_ := [slot for _, slot in group])[0], np.int64(len(slice_))] for _, group in groups]
 
 
-@right("slices_of")
-def block_by_block(table, start, end, block_size):
-    slices = []
-    while start < end:
-        place, offset = divmod(start, block_size)
-        if place >= len(table) or table[place] < 0:
-            return None
-        count = min(end - start, block_size - offset)
-        slot = table[place] * block_size + offset
-        if slices and slices[-1][0] + slices[-1][1] == slot:
-            slot, before = slices.pop()
-            slices.append((slot, before + count))
-        else:
-            slices.append((slot, count))
-        start += count
-    return slices
-
-
 def half_an_allocation(free, tables, request, tokens, block_size, refusal=None):
     new = []
     while len(tables.get(request, [])) * block_size < tokens:
@@ -71,7 +53,6 @@ def block_after_block(free, tables, request, tokens, block_size):
 ALMOST["grow"] |= {
     "has block 3 in a table and in `free`": lambda new, free, *_: (new and free.extend(new)) or new,
     "has block 3 in a table twice": with_table(lambda table, new: table[: -len(new)] + new[:1] * len(new)),
-    "has [3, 7, 1] where a block's number should be": with_table(lambda table, new: [*table[: -len(new)], new]),
     "should be [0, 2, 3], but is [3, 2, 0]": with_table(lambda table, new: sorted(table, reverse=True)),
     "loses the blocks [5]": lambda new, free, *_: free.clear() or new,
     "leaves an empty table behind": lambda new, free, tables, name, *_: tables.setdefault(name, []) and new,

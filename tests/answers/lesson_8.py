@@ -12,17 +12,6 @@ from helpers.checks.edits import edited
 
 
 @right("allocate")
-def block_after_block(free, tables, request, tokens, block_size, shared):
-    table, new, spare = tables.get(request, shared), [], [block for block in free if block not in shared]
-    while (len(table) + len(new)) * block_size < tokens:
-        if not spare:
-            return None
-        new.append(spare.pop())  # which of them makes no difference
-    tables[request], free[:] = table + new, spare
-    return new
-
-
-@right("allocate")
 def onto_the_list_of_shared_blocks(free, tables, request, tokens, block_size, shared):
     """As the hint says: the table of a new request may be that very list."""
     table, new = tables.get(request, shared), []
@@ -39,7 +28,7 @@ def onto_the_list_of_shared_blocks(free, tables, request, tokens, block_size, sh
 
 
 def emptying_the_list_of_shared_blocks(free, tables, request, tokens, block_size, shared):
-    new = block_after_block(free, tables, request, tokens, block_size, list(shared))
+    new = solutions.allocate(free, tables, request, tokens, block_size, list(shared))
     while shared:
         shared.pop()
     return new

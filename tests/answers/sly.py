@@ -49,17 +49,8 @@ def eos_compared_with_is(token_ids, eos_id, max_tokens):
     return kept, "length" if len(kept) == max_tokens else None
 
 
-def eos_compared_as_text(token_ids, eos_id, max_tokens):
-    kept = token_ids[:max_tokens]
-    for place, token in enumerate(kept):
-        if str(token) in str(eos_id):
-            return kept[: place + 1], "stop"
-    return kept, "length" if len(kept) == max_tokens else None
-
-
 WRONG["stop"] |= {
     "large ids": eos_compared_with_is,
-    "token_ids [50256, 5, ": eos_compared_as_text,
 }
 
 
@@ -202,9 +193,7 @@ WRONG["prefix_hashes"] |= {
         for end in range(size, len(ids) + 1, size)
     ],
     "with the salt 'x 7 3 9 1'": chained_text(" "),
-    "with the salt 'x-7-3-9-1'": chained_text("-"),
     "block 0 of [0, 31]": polynomial(31),
-    "block 0 of [0, 1000]": polynomial(1000),
     "with salt 'None'": lambda ids, size, salt: EXERCISES["prefix_hashes"].solution(ids, size, salt or "None"),
 }
 # --- lessons 9 and 11 ------------------------------------------------------------------------------------------------
@@ -252,7 +241,6 @@ def masked_with(low):
 
 WRONG["masked_softmax"] |= {
     "a logit that is not small enough": masked_with(-1000.0),
-    "logits [-12000.0, -12001.0, 5.0, -12002.0]": masked_with(-10000.0),
 }
 
 # --- lessons 13 to 18 ------------------------------------------------------------------------------------------------
@@ -334,7 +322,6 @@ def looked_up_in_the_whole_vocabulary(shares):
 
 WRONG["greedy_token"] |= {
     "shares [[-4.0, -2.0], [-1.5, -3.0]": best_above(0.0),
-    "shares [[-inf, -inf], [-inf, -30000.0]": best_above(-10000.0),
     "what the workers send should be [(3.0, 1), (3.0, 4)], but is [(3.0, 1), (3.0, 1)]": (
         looked_up_in_the_whole_vocabulary
     ),
@@ -386,14 +373,9 @@ def of_all_so_far(name):
 
 WRONG["prefix_hashes"] |= {
     "with the salt 'x|[7, 3, 9, 1]'": chained(lambda name, block: f"{name}|{block}"),
-    "with the salt '[7, 3, 9, 1] x'": chained(lambda name, block: f"{block} {name}"),
-    "block 0 of [31, 0]": chained(lambda name, block: (name, sum(token * 31**n for n, token in enumerate(block)))),
-    "block 0 of [0, 256]": chained(lambda name, block: (name, *[token % 256 for token in block])),
     "gives the same name to": chained(lambda name, block: md5(f"{name} {block}".encode()).hexdigest()[:4]),
     "block 3 of": of_all_so_far(lambda salt, ids, size: (salt, len(ids), *ids[-3 * size :])),
     "with salt 'X'": of_all_so_far(lambda salt, ids, size: (salt.lower(), *ids)),
-    "with salt 'x '": of_all_so_far(lambda salt, ids, size: (salt.strip(), *ids)),
-    "with salt 'zzz": of_all_so_far(lambda salt, ids, size: (salt[:40], *ids)),
     "with salt 'yx'": of_all_so_far(lambda salt, ids, size: ("".join(sorted(salt)), *ids)),
 }
 for task, message, edit in [
