@@ -1,5 +1,10 @@
 """The course runner, on lessons of a few cells: what it prints, what it writes, and how it stops."""
 
+import os
+import signal
+import threading
+import time
+
 import nbformat
 import pytest
 import run_course
@@ -121,6 +126,40 @@ def test_a_cell_that_measures_runs_alone_and_has_all_threads_and_any_other_one_h
     measured = [cell.outputs[0].text for cell in cells if "measures" in cell.metadata.tags]
     assert measured == ["1 8\n"] * 6
     assert {cell.outputs[0].text.split()[1] for cell in cells if not cell.metadata.tags} == {"4"}
+
+
+@pytest.mark.slow
+def test_other_cells_run_side_by_side_and_ctrl_c_ends_them_and_writes_what_ran(lesson, run, tmp_path):
+    for number in (1, 2, 3):
+        mark = f"open({str(tmp_path / str(number))!r}, 'w').close()\nimport time\ntime.sleep(600)"
+        lesson(number, code("print('before')"), code(mark, "nbval-ignore-output"), code("print('never')"))
+
+    def press():
+        end = time.monotonic() + 60
+        while not all((tmp_path / number).exists() for number in "12") and time.monotonic() < end:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    for number in "12":
+        assert (tmp_path / number).exists(), "its cell never began"
+        executed = nbformat.read(tmp_path / "executed" / f"{number}_rows.ipynb", as_version=4)
+        assert [len(cell.outputs) for cell in executed.cells[1:]] == [1, 0, 0]
+    assert not (tmp_path / "executed" / "3_rows.ipynb").exists()
+
+
+def test_notebooks_are_selected_by_number_or_name_and_run_in_reading_order(lesson, tmp_path):
+    for number in (10, "a_paper", 2, 1):
+        lesson(number)
+    for wanted, names in (
+        ("", "1_rows 2_rows 10_rows a_paper"),
+        ("10,1", "1_rows 10_rows"),
+        ("a_paper 2", "2_rows a_paper"),
+    ):
+        selected = run_course.select(tmp_path / "notebooks", wanted)
+        assert [path.stem for path in selected] == names.split()
 
 
 def test_save_stores_the_same_notebook_whenever_it_runs(lesson, run):
