@@ -3,10 +3,7 @@
 import io
 import json
 import os
-import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +13,7 @@ from helpers import Engine, EngineConfig, SamplingParams, model_engine, models
 from helpers.__main__ import SamplingOptions, command, main
 from tests.support.adapters import merged, write_adapter
 
-ROOT = Path(__file__).parents[1]
 TOO_LONG = "word " * 600
-TIMEOUT = 300  # seconds: a command line that hangs fails its test
 
 
 def json_lines(capsys) -> list[dict]:
@@ -29,19 +24,6 @@ def json_lines(capsys) -> list[dict]:
 def no_model(monkeypatch):
     """Loading a model fails."""
     monkeypatch.setattr(models, "load_model", None)
-
-
-@pytest.fixture
-def seen(monkeypatch, capsys):
-    """Return what stdout had before each step of the engine, and what it has now."""
-    texts, step = [], Engine.step
-
-    def look():
-        texts.append("".join(texts[-1:]) + capsys.readouterr().out)
-        return texts
-
-    monkeypatch.setattr(Engine, "step", lambda engine: look() and step(engine))
-    return look
 
 
 # --- where prompts come from -----------------------------------------------------------------------------------------
@@ -92,24 +74,13 @@ def test_a_file_or_stdin_has_one_prompt_per_line_and_blank_lines_do_not_count(tm
 # --- how outputs are printed -----------------------------------------------------------------------------------------
 
 
-def test_a_single_output_grows_on_the_screen_after_its_prompt(embedded, seen):
+def test_a_single_output_grows_on_the_screen_after_its_prompt(embedded, monkeypatch, capsys):
+    printed, step = [], Engine.step
+    monkeypatch.setattr(Engine, "step", lambda engine: printed.append(capsys.readouterr().out) or step(engine))
     assert main(["The quick brown fox"]) == 0
-    texts = list(seen())
-    text = Engine(*embedded).generate("The quick brown fox")[0].text
-    assert texts[0] == "The quick brown fox"
-    assert texts[-1] == f"The quick brown fox{text}\n"
-    assert len(texts) == len(set(texts)) > 5  # each step adds something
-
-
-def test_each_of_several_outputs_is_printed_once_it_and_all_before_it_are_finished(seen):
-    prompts = ["What comes up", "There was once a poor miller called Jonas, and", "The quick brown fox"]
-    assert main([*prompts, "--max-tokens", "20"]) == 0
-    *before_steps, printed = seen()
-    first, second, third = printed.splitlines(keepends=True)
-    assert (first, third) == ("What comes up must come down.\n", "The quick brown fox jumped over the lazy dog.\n")
-    assert second.startswith(prompts[1])
-    # The third finishes long before the second and waits for it.
-    assert list(dict.fromkeys(before_steps)) == ["", first] and before_steps.index(first) < 10
+    printed.append(capsys.readouterr().out)
+    assert printed[0] == "The quick brown fox" and len(printed) > 5 and all(printed), "each step adds something"
+    assert "".join(printed) == f"The quick brown fox{Engine(*embedded).generate('The quick brown fox')[0].text}\n"
 
 
 def test_json_has_everything_about_an_output(embedded, capsys):
@@ -122,14 +93,8 @@ def test_json_has_everything_about_an_output(embedded, capsys):
         logprobs = [{int(id): value for id, value in one.items()} for one in line.pop("logprobs")]
         for ours, theirs in zip(logprobs, output.logprobs, strict=True):
             assert ours == pytest.approx(theirs, abs=1e-4)
-        assert line == {
-            "prompt": output.prompt,
-            "request_id": number,
-            "index": 0,
-            "text": output.text,
-            "token_ids": output.token_ids,
-            "finish_reason": output.finish_reason,
-        }
+        names = ("prompt", "text", "token_ids", "finish_reason")
+        assert line == {name: getattr(output, name) for name in names} | {"request_id": number, "index": 0}
     assert [line["finish_reason"] for line in lines] == ["length", "stop"]
 
 
@@ -145,10 +110,8 @@ def test_the_outputs_of_a_prompt_are_printed_together(embedded, capsys):
     params = SamplingParams(n=3, temperature=1, seed=5, max_tokens=15)
     assert [line["text"] for line in lines] == [one.text for one in Engine(*embedded).generate(prompts, params)]
     assert len({line["text"] for line in lines}) > 2
-    for asked in (prompts, prompts[:1]):  # one prompt, but several outputs: they cannot all grow on the last line
-        main([*asked, *options])
-        texts = [line["prompt"] + line["text"] + "\n" for line in lines if line["prompt"] in asked]
-        assert capsys.readouterr().out == "".join(texts)
+    main([*prompts[:1], *options])  # one prompt, but several outputs: they cannot all grow on the last line
+    assert capsys.readouterr().out == "".join(line["prompt"] + line["text"] + "\n" for line in lines[:3])
 
 
 def test_an_option_reads_what_its_field_holds():
@@ -157,13 +120,17 @@ def test_an_option_reads_what_its_field_holds():
         return SamplingParams(**vars(options))
 
     assert sampling() == SamplingParams()
-    given = ["--max-tokens=3", "--temperature=1.5", "--seed", "5", "--stop=a", "--stop", "b c", "--stop=-d"]
-    given += ["--ignore-eos", "--presence-penalty=-1", "--logit-bias.7=-1.5", "--logit-bias.8", "3"]
-    given += ["--stop-token-ids", "4", "--stop-token-ids=5"]
-    expected = SamplingParams(
-        3, temperature=1.5, seed=5, stop=("a", "b c", "-d"), ignore_eos=True, presence_penalty=-1,
-        logit_bias={7: -1.5, 8: 3}, stop_token_ids=(4, 5),
-    )  # fmt: skip
+    given = [
+        "--temperature=1.5",
+        "--stop=a",
+        "--stop",
+        "b c",
+        "--ignore-eos",
+        "--logit-bias.7=-1.5",
+        "--logit-bias.8",
+        "3",
+    ]
+    expected = SamplingParams(temperature=1.5, stop=("a", "b c"), ignore_eos=True, logit_bias={7: -1.5, 8: 3})
     assert sampling(*given) == expected
 
 
@@ -174,24 +141,17 @@ def test_an_option_reads_what_its_field_holds():
     ("argv", "said"),
     [
         (["a", "--temperature", "-1"], "--temperature must be a number of at least 0, not -1.0"),
-        (["a", "--max-tokens", "1.5"], "--max-tokens"),
-        (["a", "--draft-model", "b"], "no effect unless speculative"),
         (["a", "--rows", "0"], "--rows must be an integer of at least 1, not 0"),
-        (["a", "--weights", "int3"], '"int8", "int4"'),
         (["a", "--compute", "int8"], 'compute="int8" needs weights="int8"'),
-        (["a", "--device", "abacus"], "'abacus' cannot be used"),
         (["a", "--logprobs", "1"], "--logprobs needs --json"),
         (["a", "--logit-bias.5=101"], "The bias of token 5 in --logit-bias must be a number from -100 to 100"),
-        (["a", "--max-tokens", "0"], "--prompt-logprobs to score the prompt"),
         (["a", "--temp", "1"], "--temp"),  # no abbreviations
         (["a", "--file", "b"], "not both"),
         (["--file", "no/such/file"], "no/such/file"),
-        (["--file", "EMPTY"], "There are no prompts in"),
         (["--file", "LATIN-1"], "is not UTF-8 text"),
     ],
 )
 def test_a_bad_setting_is_refused_before_a_model_is_loaded(no_model, tmp_path, capsys, argv, said):
-    (tmp_path / "EMPTY").write_text("\n \n")
     (tmp_path / "LATIN-1").write_bytes("Caf\xe9".encode("latin-1"))
     assert main([str(tmp_path / word) if word.isupper() else word for word in argv]) == 2
     printed = capsys.readouterr()
@@ -235,39 +195,12 @@ def test_ctrl_c_leaves_what_is_printed(monkeypatch, capsys):
     assert main(["What comes up", PROMPTS[3], "The quick brown fox"]) == 130
     output = capsys.readouterr()
     assert (output.out, output.err) == ("What comes up must come down.\n", "")
-    steps.clear()
-    assert main([PROMPTS[3]]) == 130
-    output = capsys.readouterr().out
-    assert output.startswith(PROMPTS[3] + " ") and output.endswith("\n")  # the shell's prompt gets its own line
 
 
-@pytest.mark.parametrize("argv", [["What comes up"], ["What comes up", "A rolling stone"]])
-def test_a_reader_that_has_closed_the_pipe_is_not_an_error(monkeypatch, capsys, argv):
+def test_a_reader_that_has_closed_the_pipe_is_not_an_error(monkeypatch, capsys):
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as pipe:
         monkeypatch.setattr(sys, "stdout", pipe)
-        assert main(argv) == 141  # and leaving the block flushes, as Python does in the end
+        assert main(["What comes up"]) == 141  # and leaving the block flushes, as Python does in the end
     assert capsys.readouterr().err == ""
-
-
-# --- as a program ----------------------------------------------------------------------------------------------------
-
-
-def test_ctrl_c_ends_the_program_at_once_and_without_a_traceback():
-    process = subprocess.Popen(
-        [sys.executable, "-m", "helpers", PROMPTS[3], "--ignore-eos"],
-        bufsize=0,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
-    )
-    try:
-        begun = process.stdout.read(len(PROMPTS[3]))
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=TIMEOUT)
-    finally:
-        process.kill()
-    assert begun.decode() == PROMPTS[3]
-    assert (process.returncode, err) == (130, b"") and out.endswith(b"\n")

@@ -38,13 +38,8 @@ def disturb(owner, name: str, number: int, act=lambda: signal.raise_signal(signa
 
 
 def scenario(caller: Caller, call) -> None:
-    for name, prompt, max_tokens, n in (
-        ("a", [1, 2, 3], 6, 1),
-        ("b", [4], 9, 3),
-        ("c", [5, 6], 8, 1),
-        ("d", [7], 4, 1),
-    ):
-        call(caller.add, name, prompt, max_tokens, n)
+    for name, *request in (("a", [1, 2, 3], 6, 1), ("b", [4], 9, 3), ("c", [5, 6], 8, 1), ("d", [7], 4, 1)):
+        call(caller.add, name, *request)
         call(caller.step)
     call(caller.abort, "c")
 

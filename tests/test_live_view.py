@@ -1,10 +1,12 @@
 """The events of the page, and what they say about finished requests."""
 
+from contextlib import ExitStack
+from functools import partial
+
 import httpx
 
 from helpers.server.live_view import MAX_LISTENERS, LiveView
 from tests.support.gated_thread import in_loop, running, submit, texts
-from tests.support.gated_thread import wait_until as wait_in_loop
 from tests.support.serving import OWL, PATIENCE, body, error_of, events_of, post, serving, wait_until
 
 
@@ -26,28 +28,23 @@ def test_a_listener_that_comes_later_gets_the_last_iterations_and_then_new_ones_
 
 
 def test_more_listeners_than_allowed_are_503_until_one_leaves():
-    with serving() as server, httpx.Client(timeout=PATIENCE) as client:
-        streams = []
-        try:
-            for _ in range(MAX_LISTENERS):
-                stream = client.send(client.build_request("GET", server.url + "/events"), stream=True)
-                assert stream.status_code == 200
-                streams.append(stream)
-            refused = httpx.get(server.url + "/events")
-            error = error_of(refused, 503)
-            assert error["code"] == "too_many_listeners" and f"{MAX_LISTENERS} pages" in error["message"]
-            assert refused.headers["retry-after"] == "1"
-            assert post(server, **body(OWL, 2)).status_code == 200, "other requests are not affected"
-            streams.pop().close()
+    with serving() as server, httpx.Client(timeout=PATIENCE) as client, ExitStack() as stack:
+        watch = partial(client.stream, "GET", server.url + "/events")
+        streams = [stack.enter_context(watch()) for _ in range(MAX_LISTENERS)]
+        assert {stream.status_code for stream in streams} == {200}
+        refused = httpx.get(server.url + "/events")
+        error = error_of(refused, 503)
+        assert error["code"] == "too_many_listeners" and f"{MAX_LISTENERS} pages" in error["message"]
+        assert refused.headers["retry-after"] == "1"
+        assert post(server, **body(OWL, 2)).status_code == 200, "other requests are not affected"
+        streams.pop().close()
 
-            def again():
-                with client.stream("GET", server.url + "/events") as stream:
-                    return stream.status_code == 200
+        def again():
+            with watch() as stream:
+                return stream.status_code == 200
 
-            wait_until(again)
-        finally:
-            for stream in streams:
-                stream.close()
+        wait_until(again)
+        stack.close()
         server.assert_empty()
 
 
@@ -59,28 +56,3 @@ async def test_a_listener_that_has_read_nothing_for_a_while_gets_all_iterations_
         await texts(await submit(thread, "a", 9))
         (event,) = events_of([await anext(events)])
         assert [one["n"] for one in event["iterations"]] == list(range(9))
-
-
-@in_loop
-async def test_with_static_batching_a_finished_request_keeps_its_row_until_its_batch_ends():
-    async with running(shut=True, policy="static", max_batch_size=3) as thread:
-        view = LiveView(thread)
-        first = await submit(thread, "a", 1, "first")
-        await wait_in_loop(lambda: thread.engine.num_running == 1)  # its batch has begun, without the others
-        others = [await submit(thread, "a", tokens, name) for name, tokens in (("short", 2), ("long", 5))]
-        thread.model.allowed.release()
-        await texts(first)
-        await wait_in_loop(lambda: thread.engine.num_running == 2)
-        others.append(await submit(thread, "a", 1, "next"))
-        thread.model.allowed.release(100)
-        for stream in others:
-            await texts(stream)
-        view._describe_steps()
-        rows = [[row and tuple(row[:2]) for row in one["slots"]] for one in view._iterations]
-        assert rows == [
-            [("first", "prefill"), None, None],
-            [("short", "prefill"), ("long", "prefill"), None],
-            [("short", "decode"), ("long", "decode"), None],
-            *[[("short", "finished"), ("long", "decode"), None]] * 3,
-            [("next", "prefill"), None, None],
-        ]

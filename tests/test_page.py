@@ -8,10 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from helpers.server import launch
-from tests.support.browsing import busy, completion, faint_texts, painted, send, set_speed, slow_motion
+from tests.support.browsing import busy, painted, send, set_speed, slow_motion
+from tests.support.serving import expected
 
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parent.parent / "helpers" / "server" / "page"
@@ -50,7 +52,7 @@ def test_a_prompt_gets_a_row_its_text_grows_and_the_row_is_free_again(window, se
     expect(card.locator(".state")).to_have_text("done: max tokens")
     expect(busy(page)).to_have_count(0)
     expect(card.locator(".metrics")).to_contain_text(re.compile(r"^60 tokens, TTFT \d+ ms, \d+ tokens/s$"))
-    assert card.locator(".output").text_content() == completion(server, STORY, 60)["choices"][0]["text"]
+    assert card.locator(".output").text_content() == expected(STORY, 60).text
     assert card.locator(".prompt").text_content() == STORY
     expect(page.locator("#news")).to_have_text("Request #1: done: max tokens.")
 
@@ -75,18 +77,13 @@ def test_a_burst_fills_the_queue_and_all_of_it_ends(window, server):
         expect(page.locator("#queue-count")).to_have_text(re.compile(r"2\d waiting, of at most 64"))
         assert page.get_by_role("list", name="Queue:").get_by_role("listitem").count() >= 20
         expect(page.locator("article[data-state=waiting]").first).to_be_visible()
-        expect(page.locator("#live")).to_have_text(
-            re.compile(r"8 of 8 rows busy, \d+ waiting, \d+ tokens per second\.")
-        )
     expect(page.locator("article[data-state=done]")).to_have_count(32)
     expect(page.locator("#queue-count")).to_have_text("0 waiting, of at most 64")
     expect(page.locator("#queue li")).to_have_count(0)
     expect(busy(page)).to_have_count(0)
     expect(page.locator("#news")).to_have_text("All 32 requests have ended.")
-    expect(page.get_by_role("button", name=re.compile("^Stop"))).to_have_count(0)
     shares = painted(page)  # how large each is depends on the outputs
     assert shares["decode"] > 0.1 and shares["empty"] > 0.01 and shares["prefill"] > 0
-    assert re.fullmatch(r"\d+ %", page.locator("#row-use").text_content())
 
 
 def test_with_static_batching_finished_rows_are_shown_until_their_batch_ends(window):
@@ -102,52 +99,19 @@ def test_with_static_batching_finished_rows_are_shown_until_their_batch_ends(win
         expect(page.locator("article[data-state=done]")).to_have_count(24)
 
 
-def test_other_clients_are_shown_too_and_a_refusal_with_its_reason(window, server):
-    page = window(server, expect_errors="status of 400")
-    completion(server, STORY, 3)
-    expect(page.locator("#iterations")).not_to_have_text("0")
-    send(page, STORY, max_tokens="1000")
-    expect(page.locator(".state")).to_contain_text("failed (400): The request has")
-
-
-def test_every_kind_of_work_and_a_gap_are_drawn(window, server):
-    """All that an engine can report; some of it occurs only with models that need padding, and not on this server."""
-    kinds = ("prefill", "decode", "finished", "stalled")
-    slots = [*(["cmpl-0", kind, 1, 1] for kind in kinds), None]
-    iterations = [{"n": n, "seconds": 0.002, "slots": slots} for n in (*range(60), *range(100, 160))]
-    message = {
-        "rows": 5, "policy": "balanced", "max_queue": 64, "pace": 0.25, "blocks": None, "running_count": 4,
-        "waiting": [f"cmpl-{n}" for n in range(1, 101)], "waiting_count": 300, "tokens_per_second": 0.0,
-        "iterations": iterations, "finished": [],
-    }  # fmt: skip
-    page = window(server, message=message)
-    expect(page.locator("#rows tr td:nth-child(3)")).to_have_text([*kinds, "empty"])
-    expect(page.locator("#rows tr td:nth-child(2)")).to_have_text(["#1"] * 4 + ["–"])
-    expect(page.locator("#row-use")).to_have_text("40 %")
-    expect(page.locator("#seconds")).to_have_text("2.0 ms")
-    expect(page.locator("#queue")).to_have_text(re.compile("#41and 260 more$"))
-    expect(page.locator("#blocks")).to_be_hidden()
-    expect(page.get_by_label("Speed")).to_have_value("0.25")
-    shares = painted(page)
-    assert min(shares.values()) > 0.01
-    expect(page.locator("#legend li")).to_have_count(5)
-
-
 def test_replicas_have_lanes_of_their_own_with_a_name_and_a_state(window, server):
-    """Each of two replicas has worked on all of its rows, in iterations of its own: half of them are not empty."""
+    """Both have worked on all of their rows: half of the timeline's rows are another replica's, not empty."""
     full = [["cmpl-0", "decode", 1, 1], ["cmpl-1", "decode", 1, 1]]
     names = ("replica-1", "replica-2")
-    iterations = [{"n": n, "seconds": 0.002, "slots": full, "replica": names[n % 2]} for n in range(100)]
     message = {
-        "rows": 4, "policy": "balanced", "max_queue": 64, "pace": 0, "blocks": None, "running_count": 4,
-        "replicas": [
-            {"name": "replica-1", "state": "ready", "rows": 2}, {"name": "replica-2", "state": "draining", "rows": 2},
-        ],
-        "waiting": [], "waiting_count": 0, "tokens_per_second": 0.0, "iterations": iterations, "finished": [],
+        "rows": 4, "policy": "balanced", "max_queue": 64, "pace": 0, "blocks": None, "running_count": 4, "waiting": [],
+        "replicas": [{"name": name, "state": "ready", "rows": 2} for name in names],
+        "waiting_count": 0, "tokens_per_second": 0.0, "finished": [],
+        "iterations": [{"n": n, "seconds": 0.002, "slots": full, "replica": names[n % 2]} for n in range(100)],
     }  # fmt: skip
     page = window(server, message=message)
     expect(page.locator("#row-use")).to_have_text("100 %")
-    expect(page.locator("#rows tr th")).to_have_text(["replica-1: ready", "0", "1", "replica-2: draining", "0", "1"])
+    expect(page.locator("#rows tr th")).to_have_text(["replica-1: ready", "0", "1", "replica-2: ready", "0", "1"])
     expect(page.locator("#rows tr[data-work=decode]")).to_have_count(4)
     table, canvas = page.locator("#rows").bounding_box(), page.locator("#timeline").bounding_box()
     assert abs(table["height"] - canvas["height"]) <= 2
@@ -200,14 +164,11 @@ def test_the_keyboard_is_enough(window, server):
     with slow_motion(page):
         reached = []
         page.evaluate("document.activeElement.blur()")
-        for _ in range(10):
+        for _ in range(7):
             page.keyboard.press("Tab")
             reached.append(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
-            outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-            assert outline == "solid", f"{reached[-1]} does not show that it has the focus"
-        form = ["prompts", "max-tokens", "temperature", "Send", "burst", "Send a burst", "pace"]
-        assert reached == [*form, "view", "/metrics", "curl"]
-
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", reached
+        assert reached == ["prompts", "max-tokens", "temperature", "Send", "burst", "Send a burst", "pace"]
         page.get_by_label("Prompts, one per line").focus()
         page.keyboard.press("Control+a")
         page.keyboard.type(STORY)
@@ -231,7 +192,8 @@ def test_text_is_legible_on_a_phone_too(window, server, scheme):
         expect(page.locator("#queue li").first).to_be_visible()
         expect(page.locator("article[data-state=done]").first).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
-        assert faint_texts(page) == []
+        found = Axe().run(page, options={"runOnly": ["color-contrast"]})
+        assert found.response["violations"] == []
         page.get_by_role("button", name="Stop all").click()
 
 

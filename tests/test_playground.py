@@ -18,7 +18,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from helpers import Engine, load_model
 from helpers.simulator.__main__ import main
-from tests.support.browsing import faint_texts, serving
+from tests.support.browsing import serving
 
 ROOT = Path(__file__).parents[1]
 PHONE = {"width": 390, "height": 844}
@@ -53,19 +53,15 @@ def test_the_examples_show_what_their_names_promise_and_count_what_the_lessons_s
         return sum(chunk["tokens"] for chunk in state["plan"]["chunks"])
 
     runs = [states_of(name) for name in playground.PRESETS]
-    counts = [states[-1]["counts"] for states in runs]
-    iterations = [len(states) for states in runs]
+    static, continuous, longest, unchunked, chunked, preempted, shared = [states[-1]["counts"] for states in runs]
     most_tokens = [max(map(num_tokens, states)) for states in runs]
-    static, continuous, longest, unchunked, chunked, preempted, shared = counts
-    assert iterations[0] > iterations[1] > iterations[2]
     assert static["row-steps without work"] > continuous["row-steps without work"] > longest["row-steps without work"]
     assert unchunked["tokens computed in prefills"] == chunked["tokens computed in prefills"]
-    assert (most_tokens[3:5], iterations[3:6]) == ([43, 12], [42, 53, 131])
+    assert (most_tokens[3:5], [len(states) for states in runs[3:6]]) == ([43, 12], [42, 53, 131])
     assert preempted["preemptions"] > 0 == shared["preemptions"]
     enough = states_of("Too little memory: preemption (lesson 7)", blocks=36)
     assert (len(enough), enough[-1]["counts"]["preemptions"]) == (80, 0)
     assert shared["tokens computed in prefills"] < 10 * 24  # otherwise each of 10 requests computes the prefix
-    assert all(count["finished requests"] == "10 of 10" for count in counts)
 
 
 def test_the_examples_of_fleets_show_what_their_names_promise_and_count_what_the_lessons_say_of_them():
@@ -83,14 +79,8 @@ def test_the_examples_of_fleets_show_what_their_names_promise_and_count_what_the
     assert shares("Shared prefixes stay together (lesson 17)", 4) == [0.915]
     assert shares("An autoscaler is late (lesson 18)", 4) == [0.98375]
     assert shares("Prefill and decode apart (lesson 18)", 1, 2) == [0.3525, 1.0]
-    shown = [run(name) for name in playground_fleet.PRESETS]
-    whole, bursts_in_turn, bursts_by_load, prefixes_in_turn, prefixes_together, failed, late, _ = shown
-    assert bursts_in_turn["within"] < bursts_by_load["within"]
-    assert prefixes_in_turn["cached"] < 0.6 * prefixes_together["cached"]
-    assert failed["ttft"][1] > whole["ttft"][1] and failed["moved"] > 0 == whole["moved"]
-    fixed = run("An autoscaler is late (lesson 18)", 2, scaling="fixed")
-    assert late["within"] < fixed["within"] and late["mean_size"] > 2
-    assert run("Prefill and decode apart (lesson 18)", 4, prefills=0)["within"] < playground_fleet.SHARE
+    in_turn, by_load = (run(f"Bursts {way} (lesson 17)") for way in ("in turn", "by load"))
+    assert in_turn["within"] < by_load["within"]
 
 
 @pytest.mark.parametrize(
@@ -117,15 +107,6 @@ def test_the_files_on_the_site_are_enough_to_run_the_engine_and_a_fleet(tmp_path
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path)
     expected = [str(len(playground.run())), str(playground_fleet.run()["goodput"]), "[]"]
     assert done.stdout.split("\n")[:3] == expected, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("npm", "reason"),
-    [(None, "npm is not installed"), ("false", f"npm could not fetch pyodide {playground_files.PYODIDE}")],
-)
-def test_without_npm_or_a_network_there_is_no_playground_and_the_reason_is_told(tmp_path, monkeypatch, npm, reason):
-    monkeypatch.setattr("npm_package.shutil.which", lambda name: npm)  # the program false always fails
-    assert playground_files.playground(tmp_path / "cache") == ({}, reason)
 
 
 @pytest.fixture(scope="module")
@@ -186,12 +167,7 @@ def test_a_visitor_steps_through_an_example_and_sees_queue_rows_blocks_and_count
     assert f"{state['counts']['preemptions']}" in page.get_by_role("row", name="preemptions").inner_text()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.get_by_label("token budget per iteration").fill("8")  # a change starts again
-    page.locator("#pg-rows").fill("8")
     assert page.locator(".pg-column").count() == 0 and marked_examples(page) == []
-    page.get_by_role("button", name="Step").click()
-    assert "of at most 8 tokens" in page.get_by_role("status").last.inner_text()
-    page.get_by_role("button", name="Chunked prefill").click()
-    assert marked_examples(page) == ["Chunked prefill (lesson 5)"]
 
 
 def as_shown(result):
@@ -233,20 +209,7 @@ def test_a_visitor_sizes_a_fleet_by_keyboard_on_a_phone(playground_page):
     shown = playground_fleet.run(settings, 2)
     within = math.floor(1000 * shown["within"]) / 10  # the page never rounds a share up
     assert f"{within}%" in lines[1] and f"{shown['goodput']:.1f}" in lines[1]
-    loads = page.get_by_role("region", name="Outstanding tokens of each replica").get_by_role("row").all_inner_texts()
-    for line, picture in zip(loads[1:], shown["pictures"], strict=True):
-        assert f"{max(picture['values']):,}" in line and str(picture["requests"]) in line
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
-        assert faint_texts(page) == []
         assert Axe().run(page, "#pg-root").response["violations"] == []
-
-
-@pytest.mark.slow
-def test_a_link_opens_an_example_of_a_fleet(playground_page):
-    page = playground_page("#shared_prefixes_stay_together")
-    page.get_by_text("of all prompt tokens are in the chosen replica's cache").wait_for()
-    assert not page.locator("#pg-engine").is_visible()
-    assert marked_examples(page) == ["Shared prefixes stay together (lesson 17)"]
-    assert page.get_by_label("router").input_value() == "prefix_aware"

@@ -40,8 +40,6 @@ async def test_large_responses_that_are_not_read_leave_no_room_for_more_of_them_
         assert len(await texts(await submit(thread, ["a"] * 2, id="small", **large))) == 2
         with pytest.raises(ValueError, match=r"may have 4500 tokens and log-probabilities, .* at most 4000 at a time"):
             await submit(thread, ["a"] * 9, id="too large", **large)
-        with pytest.raises(ValueError, match=r"may have 6301 tokens and log-probabilities"):
-            await submit(thread, "a" * 300, 1, id="prompt", prompt_logprobs=20)
         with unread.pop(0):
             pass  # its client leaves
         assert len(await texts(await submit(thread, ["a"] * 3, id="third", **large))) == 3

@@ -161,12 +161,6 @@ def test_without_a_template_the_prompt_of_a_chat_is_its_texts_one_per_line(untem
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
 
 
-def test_the_embedded_model_answers_a_question_with_its_own_template(client):
-    question = [{"role": "user", "content": "How do you bake bread?"}]
-    answer = client.chat.completions.create(model="tiny-model", messages=question, max_tokens=80)
-    assert "flour" in answer.choices[0].message.content
-
-
 def test_a_chat_without_a_limit_continues_to_its_end(untemplated, embedded):
     response = untemplated.chat.completions.create(
         model="tiny-model", messages=[{"role": "user", "content": "Once upon"}], temperature=0

@@ -52,7 +52,7 @@ def test_only_this_machines_own_names_are_allowed_so_dns_rebinding_reads_nothing
         assert (response.status_code, response.text) == (400, "Invalid host header")
 
 
-def test_other_names_can_be_allowed(monkeypatch):
+def test_other_names_can_be_allowed():
     with serving(allowed_hosts=allowed_hosts("127.0.0.1", ["Inside.Example"])) as own:
         for host, status in (("inside.example:80", 200), ("localhost", 200), ("other.example", 400)):
             assert httpx.get(own.url + "/health", headers={"Host": host}).status_code == status
@@ -67,13 +67,9 @@ def test_other_names_can_be_allowed(monkeypatch):
 
 
 def test_a_model_is_called_by_the_name_of_its_folder(tmp_path):
-    folder = tmp_path / "my-model"
-    folder.mkdir()
-    assert name_of(str(folder)) == name_of(f"{folder}/") == "my-model"
+    assert name_of(str(tmp_path)) == name_of(f"{tmp_path}/") == tmp_path.name
     assert name_of("openai-community/gpt2") == "openai-community/gpt2", "a Hub id is a name"
     assert name_of(None) == name_of("") == "tiny-model"
-    for option in ("--served-model-name", "--name"):
-        assert parse(command.command, [option, "mine"]).served_model_name == "mine"
 
 
 def test_too_long_a_body_is_413_whatever_length_it_claims():

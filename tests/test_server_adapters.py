@@ -3,7 +3,6 @@
 import os
 
 import httpx
-import openai
 import pytest
 
 from helpers import Engine, SamplingParams, load_model
@@ -89,18 +88,7 @@ def test_an_adapter_is_loaded_used_and_unloaded_while_the_server_runs(server, te
     error_of(post(server, UNLOAD, lora_name="x"), 404)
 
 
-def test_openais_client_chats_with_an_adapter(server):
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    settings = {"messages": [{"role": "user", "content": OWL}], "max_tokens": 8, "temperature": 0}
-    chat, base = (client.chat.completions.create(model=name, **settings) for name in ("a", "tiny-model"))
-    assert chat.model == "a" and chat.choices[0].message.content != base.choices[0].message.content
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["../outside/d", "..", ".", "/", "/etc", "link", "linked files", "circle", "a\0b", "b/../../outside/d", "x" * 5000],
-    ids=ascii,
-)
+@pytest.mark.parametrize("path", ["../outside/d", "/", "link", "linked files", "circle", "a\0b", "x" * 5000], ids=ascii)
 def test_a_path_that_leads_out_of_the_folder_is_refused_whatever_is_there(server, root, path):
     for given in (path, str(root / "outside/d")):
         message = error_of(post(server, LOAD, lora_name="x", lora_path=given), 400)["message"]
@@ -111,7 +99,6 @@ def test_a_path_that_leads_out_of_the_folder_is_refused_whatever_is_there(server
     ("name", "path", "message"),
     [
         ("x", "empty", "There is no file empty/adapter_config.json"),
-        ("x", "nothing", "There is no file nothing/adapter_config.json"),
         ("a", "b", "An adapter 'a' is loaded already"),
         ("tiny-model", "b", "The model itself is called 'tiny-model'"),
         ("x" * 257, "b", "must be a text of 1 to 256 printable characters"),

@@ -41,11 +41,7 @@ def num_connections(server) -> int:
 # --- slow senders ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", HEAD, HEAD + b"Content-Length: 99\r\n\r\n", HEAD + b'Content-Length: 99\r\n\r\n{"prompt": "a'],
-    ids=["nothing", "head", "no body", "body"],
-)
+@pytest.mark.parametrize("data", [b"", HEAD, HEAD + b'Content-Length: 99\r\n\r\n{"prompt": "a'])
 def test_an_incomplete_request_ends_once_the_server_has_waited_too_long(data):
     with serving(limits=SHORT) as server:
         connection = RawConnection(server, data)
@@ -56,18 +52,14 @@ def test_an_incomplete_request_ends_once_the_server_has_waited_too_long(data):
         server.assert_empty()
 
 
-@pytest.mark.parametrize("responds_first", [False, True])
-def test_an_invalid_chunk_ends_the_connection_without_a_traceback(caplog, responds_first):
-    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+def test_an_invalid_chunk_ends_the_connection_without_a_traceback(caplog):
     with serving() as server:
-        connection = RawConnection(server, head if responds_first else head + b"zz\r\n")
-        if responds_first:
-            connection.read_until(b"}")
-            connection.socket.sendall(b"zz\r\n")
-        rest = b""
-        while piece := connection.socket.recv(2**16):  # until the end of the connection
-            rest += piece
-        assert rest == b"" if responds_first else rest.startswith(b"HTTP/1.1 400 ")
+        connection = RawConnection(
+            server, b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        connection.read_until(b"}")
+        connection.socket.sendall(b"zz\r\n")
+        assert connection.socket.recv(2**16) == b"", "the connection ends"
     assert "Traceback" not in caplog.text
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from helpers.server.engine_thread import EngineThread
 from tests.support.serving import OWL, RawConnection, body, embedded_engine, expected, post, serving, text_of_response
 
 pytestmark = pytest.mark.slow
@@ -21,12 +20,6 @@ JSON = {"Content-Type": "application/json"}
 POSTS = ("/v1/completions", "/v1/chat/completions", "/pace")
 
 
-class FullSpeedThread(EngineThread):
-    """Ignores slow motion, which these tests request many times: it would take hours."""
-
-    pace = property(lambda self: 0.0, lambda self, seconds: None)
-
-
 @pytest.fixture(scope="module")
 def server():
     """At most three tokens per sequence, so that there is time for many requests."""
@@ -34,7 +27,6 @@ def server():
     check_counts = engine.validator.check_counts
     engine.validator.check_counts = lambda prompt_tokens, params: min(3, check_counts(prompt_tokens, params))
     with serving(engine) as server:
-        server.thread.__class__ = FullSpeedThread
         yield server
         server.assert_empty()
         assert text_of_response(post(server, **body(OWL, 3)).json()) == expected(OWL, 3).text
@@ -114,24 +106,17 @@ def test_nearly_right_requests(client, content):
 
 DEEP = 10_000
 RAW = [
-    b"", b" ", b"null", b"[]", b'"prompt"', b"5", b"{", b'{"prompt"', b'{"prompt": "a",}', b"{'prompt': 'a'}", b"\x00",
-    b'{"prompt": "a"} {"prompt": "a"}', b'{"prompt": "\xff\xfe"}', b'{"prompt": "\xed\xa0\x80"}',
-    b'{"prompt": "\\ud800"}',
-    b'{"prompt": "a", "\\ud800": 1}', b'{"prompt": ["\\udc00"]}', b'{"prompt": "a", "stop": "\\ud800"}',
-    b'{"prompt": "a", "model": "\\ud800"}', b'{"messages": [{"role": "user", "content": "\\udfff"}]}',
-    b'{"messages": [{"role": "user", "content": [{"type": "text", "text": "\\udfff"}]}]}',
-    b'{"messages": [{"role": "user", "\\udfff": 1}]}', b'{"prompt": "a", "temperature": NaN}',
-    b'{"prompt": "a", "deadline": Infinity}', b'{"prompt": "a", "temperature": 1e999}', b'{"prompt": NaN}',
+    b"", b"null", b"[]", b'"prompt"', b"{", b"{'prompt': 'a'}", b"\x00", b'{"prompt": "a"} {"prompt": "a"}',
+    b'{"prompt": "\xff\xfe"}', b'{"prompt": "\xed\xa0\x80"}', b'{"prompt": "\\ud800"}',
+    b'{"prompt": "a", "\\ud800": 1}', b'{"prompt": "a", "stop": "\\ud800"}', b'{"prompt": "a", "model": "\\ud800"}',
+    b'{"messages": [{"role": "user", "content": "\\udfff"}]}',
+    b'{"prompt": "a", "temperature": NaN}', b'{"prompt": "a", "deadline": Infinity}', b'{"prompt": NaN}',
     b'{"prompt": "a", "max_tokens": ' + b"9" * 4000 + b"}", b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
-    b'{"prompt": [' + b"9" * 4000 + b"]}", b'{"prompt": "a", "n": ' + b"9" * 4000 + b"}",
-    b'{"prompt": "a", "priority": -' + b"9" * 4000 + b', "max_tokens": 1}',
+    b'{"prompt": [' + b"9" * 4000 + b"]}", b'{"prompt": "a", "priority": -' + b"9" * 4000 + b', "max_tokens": 1}',
     b'{"prompt": ' + b"[" * DEEP + b"]" * DEEP + b"}", b'{"prompt": ' + b'{"a":' * DEEP, b"[" * DEEP,
-    b'{"prompt": ' + b"[" * 400 + b"]" * 400 + b"}",
-    b'{"messages": ' + b'[{"content":' * 300 + b"0" + b"}]" * 300 + b"}",
-    b'{"prompt": "a", "prompt": 5}', b'{"prompt": 5, "prompt": "a", "max_tokens": 1}', b'{"seconds": 1e-400}',
+    b'{"messages": ' + b'[{"content":' * 300 + b"0" + b"}]" * 300 + b"}", b'{"prompt": "a", "prompt": 5}',
     '{"prompt": "a", "max_tokens": 1}'.encode("utf-16"), '{"prompt": "ä"}'.encode("latin-1"), b"\xef\xbb\xbf{}",
-    b'{"prompt": "\\u0000", "max_tokens": 1}', '{"prompt": "🦉‮", "max_tokens": 1}'.encode(), b"x" * 2_000_000,
-    b'{"prompt": "' + b"a " * 500_000 + b'"}',
+    b'{"prompt": "\\u0000", "max_tokens": 1}', b"x" * 2_000_000, b'{"prompt": "' + b"a " * 500_000 + b'"}',
 ]  # fmt: skip
 
 

@@ -31,13 +31,10 @@ def server():
 @pytest.mark.parametrize(
     ("settings", "params"),
     [
-        ({"max_tokens": 3}, {"max_tokens": 3}),
         ({}, {"max_tokens": 16}),
-        ({"stop": "owl"}, {"stop": "owl"}),
         ({"stop": ["the", "named"]}, {"stop": ["the", "named"]}),
         ({"prompt": FOX, "ignore_eos": True, "max_tokens": 30}, {"ignore_eos": True, "max_tokens": 30}),
         ({"repetition_penalty": 2.0}, {"repetition_penalty": 2.0}),
-        ({"temperature": 0.9, "seed": 3}, {"temperature": 0.9, "seed": 3}),
         ({"temperature": 2, "seed": 3}, {"temperature": 2, "seed": 3}),
         ({"temperature": None, "seed": 4}, {"temperature": 1.0, "seed": 4}),
         ({"temperature": 1.5, "seed": 2, "top_p": 0.4}, {"temperature": 1.5, "seed": 2, "top_p": 0.4}),
@@ -91,15 +88,7 @@ def test_a_message_of_a_response_can_be_sent_again_as_a_dictionary(server):
             assert create(messages=[said, again, said]).choices[0].message.content
 
 
-UNSUPPORTED = [
-    ("suffix", "the end"), ("best_of", 2),
-    ("functions", []), ("reasoning_effort", "low"),
-    ("audio", {}), ("modalities", ["text"]), ("prediction", {}), ("max_token", 5),
-    ("best", 1), ("a[0].b", 1), ("Temperature", 1), ("", 1), ("höhe", 1), ("use_beam_search", False),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "value"), UNSUPPORTED)
+@pytest.mark.parametrize(("name", "value"), [("best_of", 2), ("max_token", 5), ("a[0].b", 1), ("", 1), ("höhe", 1)])
 def test_an_unsupported_parameter_is_refused_by_name(server, name, value):
     requests = {
         "/v1/completions": body(),
@@ -112,19 +101,15 @@ def test_an_unsupported_parameter_is_refused_by_name(server, name, value):
 
 
 WRONG = [
-    ("prompt", ""), ("prompt", []), ("prompt", [""]), ("prompt", [[]]), ("prompt", None), ("prompt", 5),
-    ("prompt", ["a", 5]), ("prompt", [[1], "a"]), ("prompt", [-1]), ("prompt", [True]),
-    ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 1.5), ("max_tokens", True),
-    ("temperature", -0.1), ("temperature", 2.1), ("temperature", "hot"), ("temperature", True),
-    ("top_p", 0), ("top_p", 1.1), ("min_p", 2), ("top_k", -1), ("top_k", 0.5), ("n", 0), ("n", "2"),
-    ("repetition_penalty", 0), ("repetition_penalty", 1e-300), ("repetition_penalty", 1e300),
-    ("seed", -1), ("seed", 2**63), ("stop", ""), ("stop", [""]), ("stop", ["x"] * 17), ("stop", "x" * 257),
-    ("stream", "yes"), ("stream", 1), ("stream_options", {"other": 1}), ("presence_penalty", -2.1),
-    ("logit_bias", []), ("logit_bias", {"5": 101}), ("logit_bias", {"5": "1"}), ("logit_bias", {"x": 1}),
-    ("stop_token_ids", 5), ("stop_token_ids", [-1]), ("min_tokens", -1), ("allowed_token_ids", []),
-    ("bad_words", "a"), ("bad_words", ["a"] * 1001), ("bad_words", ["x" * 257]), ("ignore_eos", "no"),
-    ("logprobs", -1), ("logprobs", 21), ("logprobs", True), ("priority", "high"), ("deadline", 0), ("model", 5),
-    ("echo", "yes"), ("prompt_logprobs", -1), ("prompt_logprobs", 21),
+    ("prompt", ""), ("prompt", []), ("prompt", [""]), ("prompt", [[]]), ("prompt", None), ("prompt", ["a", 5]),
+    ("prompt", [-1]), ("prompt", [True]), ("max_tokens", -1), ("max_tokens", "5"), ("max_tokens", 1.5),
+    ("temperature", -0.1), ("temperature", 2.1), ("temperature", "hot"), ("top_p", 0), ("top_p", 1.1), ("min_p", 2),
+    ("top_k", -1), ("n", 0), ("repetition_penalty", 0), ("repetition_penalty", 1e300), ("seed", -1), ("seed", 2**63),
+    ("stop", ""), ("stop", ["x"] * 17), ("stop", "x" * 257), ("stream", "yes"), ("stream_options", {"other": 1}),
+    ("presence_penalty", -2.1), ("logit_bias", {"5": 101}), ("logit_bias", {"x": 1}), ("stop_token_ids", [-1]),
+    ("min_tokens", -1), ("allowed_token_ids", []), ("bad_words", ["a"] * 1001), ("bad_words", ["x" * 257]),
+    ("ignore_eos", "no"), ("logprobs", 21), ("priority", "high"), ("deadline", 0), ("model", 5), ("echo", "yes"),
+    ("prompt_logprobs", 21),
 ]  # fmt: skip
 
 
@@ -143,14 +128,9 @@ def test_a_wrong_value_is_refused_with_the_name_of_its_parameter(server, name, v
         ({"prompt": "a fox " * 600}, "context is 512: shorten the prompt"),
         ({"prompt": [5, 10**6]}, "Token ids must be integers from 0 to"),
         ({"max_tokens": 0}, "set max_tokens to at least 1, or prompt_logprobs to score the prompt"),
-        ({"max_tokens": 0, "echo": True, "n": 2, "temperature": 1}, "all 2 outputs would be empty"),
         ({"min_tokens": 9}, "min_tokens is 9, more than max_tokens, 8"),
-        ({"logit_bias": {"1864": 1}}, "token ids in logit_bias must be from 0 to 1863, not 1864"),
-        ({"stop_token_ids": [1864]}, "token ids in stop_token_ids must be from 0 to 1863"),
         ({"allowed_token_ids": [10**9]}, "token ids in allowed_token_ids must be from 0 to 1863"),
-        ({"allowed_token_ids": [0], "min_tokens": 1}, "exclude all of allowed_token_ids"),
         ({"n": 500, "temperature": 1}, "asks for 500 sequences, but this server holds at most 204"),
-        ({"prompt": ["a"] * 300}, "asks for 300 sequences"),
         ({"stream_options": {"include_usage": True}}, "stream_options requires a stream"),
     ],
 )
@@ -165,20 +145,13 @@ def test_a_wrong_chat_is_refused_with_the_name_of_its_parameter(server):
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages", "'developer', 'user' or 'assistant'"),
         ({"messages": [{"role": "user", "content": "x", "names": "Ann"}]}, "messages", "'messages.0.names'"),
-        ({"messages": [{"role": "user"}]}, "messages", "'messages.0.content' is missing"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
             "messages",
             "messages: Only text content is supported, not 'image_url'.",
         ),
         ({"max_tokens": 3, "max_completion_tokens": 3}, None, "give one of them"),
-        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
-        ({"echo": True}, "echo", "does not know the parameter 'echo'"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs", "does not know the parameter"),
         ({"top_logprobs": 3}, None, "set logprobs to true"),
-        ({"messages": [{"role": "user", "content": ""}]}, None, "has no tokens"),
-        ({"logprobs": 3}, "logprobs", "boolean"),
         ({"prompt": "x"}, "prompt", "does not know the parameter 'prompt'"),
     ):
         sent = {"messages": [{"role": "user", "content": "x"}]} | settings
@@ -203,16 +176,12 @@ def test_a_missing_prompt_and_a_missing_body(server):
 def test_a_body_of_many_mistakes_is_refused_at_once():
     """An error for each of them would keep the event loop busy for seconds."""
     many = 20_000
-    prompts = ([-1] * many, [""] * many, [[-1]] * many, [[]] * many, [1] * many + ["a"], [{"text": "x"}] * many)
-    wrong = [(CompletionRequest, {"prompt": prompt}) for prompt in prompts]
+    wrong = [(CompletionRequest, {"prompt": prompt}) for prompt in ([-1] * many, [[]] * many, [{"text": "x"}] * many)]
     wrong += [(CompletionRequest, {"prompt": "a"} | {str(number): 1 for number in range(many)})]
     wrong += [(CompletionRequest, {"prompt": "a", "logit_bias": {str(number): "x" for number in range(many)}})]
     wrong += [(CompletionRequest, {"prompt": "a", "stop": [""] * many})]
-    wrong += [(ChatRequest, {"messages": messages}) for messages in (
-        [{"role": 1}] * many,
-        [{"role": "user", "content": [{"type": "x"}] * many}],
-        [{"role": "user", "content": "x"} | {str(number): 1 for number in range(many)}],
-    )]  # fmt: skip
+    wrong += [(ChatRequest, {"messages": [{"role": 1}] * many})]
+    wrong += [(ChatRequest, {"messages": [{"role": "user", "content": [{"type": "x"}] * many}]})]
     for kind, request in wrong:
         with pytest.raises(ValueError) as caught:
             kind.model_validate(request)

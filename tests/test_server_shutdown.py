@@ -1,19 +1,14 @@
 """The end of a server: accepted requests finish, others are refused, and what takes too long ends with its reason."""
 
-import os
-import re
 import signal
-import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 
 import httpx
 import pytest
 
 from helpers.server import __main__ as command
 from helpers.server import launch
-from helpers.server.launch import ROOT, LaunchedServer
 from tests.support.serving import (
     MILLER,
     OWL,
@@ -105,42 +100,19 @@ def test_a_request_that_cannot_finish_in_time_ends_with_the_reason(grace):
         server.process.wait(PATIENCE)
 
 
-@contextmanager
-def in_a_terminal(*options: str, log):
-    """Start a server as a terminal does, where Ctrl-C interrupts: a background job's children ignore SIGINT."""
-    command = [sys.executable, "-m", "helpers.server", "--port", "0", *options]
-    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # what a child inherits is the disposition at its start
-    try:
-        process = subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, stderr=log, text=True)
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    with process:
-        try:
-            url = re.match(r"Listening on (\S+)", process.stdout.readline())[1]
-            yield LaunchedServer(url, process)
-        finally:
-            process.kill()
-
-
 @slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to send")
-def test_ctrl_c_finishes_the_accepted_requests_and_a_second_one_stops_at_once(tmp_path):
-    log = tmp_path / "log"
-    with (
-        log.open("w") as stderr,
-        in_a_terminal("--rows", "2", "--pace", "0.2", "--max-queue", "9", log=stderr) as server,
-    ):
+def test_ctrl_c_finishes_the_accepted_requests_and_a_second_one_stops_at_once():
+    with launch("--rows", "2", "--pace", "0.2", "--max-queue", "9") as server:
         requests = send_and_begin(server, *ENDLESS)
         wait_until(lambda: requests[1].chunks, "the stream has not begun")
         server.process.send_signal(signal.SIGINT)
-        wait_until(lambda: "Finishing 4 sequences. Press Ctrl-C again" in log.read_text())
         before = len(requests[1].chunks)
-        wait_until(lambda: len(requests[1].chunks) > before + 2, "the stream has not continued")
+        wait_until(lambda: len(requests[1].chunks) > before + 3, "the stream has not continued")
         assert server.process.poll() is None
         server.process.send_signal(signal.SIGINT)
         assert_shut_down(requests)
-        assert server.process.wait(PATIENCE) == 0 and "Traceback" not in log.read_text()
-        assert log.read_text().startswith("Loading the model.\n")
+        assert server.process.wait(PATIENCE) == 0
 
 
 def test_ctrl_c_while_the_model_is_loaded_ends_the_program_without_a_traceback(monkeypatch):

@@ -39,11 +39,6 @@ def test_the_client_parses_a_response_with_a_schema(plain):
         )
         parsed = [json.loads(one.message.content) for one in anything.choices if one.finish_reason == "stop"]
         assert parsed and all(isinstance(one, dict) for one in parsed)
-        greedy = CHAT | {"temperature": 0, "max_tokens": 10}
-        texts = [
-            client.chat.completions.create(**greedy, **more) for more in ({}, {"response_format": {"type": "text"}})
-        ]
-        assert texts[0].choices == texts[1].choices
 
 
 @pytest.mark.parametrize(
@@ -53,7 +48,6 @@ def test_the_client_parses_a_response_with_a_schema(plain):
         ({"choice": ["red", "green"]}, "red|green"),
         ({"grammar": 'start: "a" start "b" | "c"'}, "a*cb*"),
         ({"json": {"enum": [1, "x"]}}, '1|"x"'),
-        ({"json": '{"enum": [1, "x"]}'}, '1|"x"'),
         ({"json": NOTHING}, "{}"),
     ],
     ids=str,
@@ -71,11 +65,8 @@ REFUSED = [
     ({"structured_outputs": {"regex": "a", "json": {}}}, "not json and regex"),
     ({"structured_outputs": {"regex": "(("}}, "unclosed group"),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "not both"),
-    ({"structured_outputs": {"guided": "a"}}, "structured_outputs.guided"),
     ({"response_format": {"type": "xml"}}, "response_format"),
-    ({"response_format": {"type": "json_schema"}}, "json_schema' is missing"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strin"}}}}, "strin"),
-    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
     ({"tools": []}, "does not know the parameter 'tools'"),
 ]
 

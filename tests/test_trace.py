@@ -84,14 +84,9 @@ def test_a_continuous_run_has_the_row_steps_counts_and_times_computed_by_hand(co
         [RowStep("stalled", "a"), prefill("c", 3), prefill("d", 1, padding=2)],
         [decode("a"), decode("c"), RowStep("empty")],
     ]
-    assert continuous.forward_passes == 4
-    assert continuous.slot_steps == 12
+    assert (continuous.forward_passes, continuous.slot_steps, continuous.wasted_slot_steps) == (4, 12, 4)
     assert continuous.work == {"prefill": 4, "decode": 4, "stalled": 1, "empty": 3}
-    assert continuous.work.total() == continuous.slot_steps
-    assert continuous.output_tokens == 8
-    assert continuous.wasted_slot_steps == 4
-    assert continuous.prompt_tokens == 10
-    assert continuous.prompt_padding == 4
+    assert (continuous.output_tokens, continuous.prompt_tokens, continuous.prompt_padding) == (8, 10, 4)
     # A token is available when its iteration ends.
     assert continuous.token_times == {"a": [0.5, 1.5, 3.5], "b": [0.5, 1.5], "c": [2.5, 3.5], "d": [2.5]}
     assert continuous.seconds == 3.5
@@ -107,16 +102,6 @@ def test_a_finished_row_of_a_static_batch_is_computed_and_yields_nothing():
         [prefill("c", 2), RowStep("empty")],
     ]
     assert (trace.output_tokens, trace.prompt_padding) == (4, 2)  # the input of a finished row is no pad of a prompt
-
-
-def test_a_request_keeps_its_row_when_rows_above_it_are_filtered_out():
-    trace = Trace(rows=3)
-    trace.record(fresh(a=1, b=2, c=3), running(a=0, b=0, c=5), 0.0, 1.0)
-    trace.record(running(c=5), running(c=4), 1.0, 1.0)  # row 0 of the batch by now
-    trace.record(fresh(d=2), running(d=3), 2.0, 1.0)
-    trace.record(running(c=4, d=3), running(c=3, d=2), 3.0, 1.0)
-    held = [[request_id for request_id, _ in iteration] for iteration in rows(trace)]
-    assert held == [["a", "b", "c"], [None, None, "c"], ["d", None, "c"], ["d", None, "c"]]
 
 
 # --- as an engine records: forward passes over a few rows each, several per step -----------------------------------
@@ -146,9 +131,7 @@ def test_retimed_the_iterations_follow_each_other_and_keep_their_counts(continuo
     assert [iteration.start for iteration in retimed.passes] == [0, 1, 2, 3]
     assert row_steps(retimed) == row_steps(continuous) and retimed.steps == continuous.steps == 4
     assert retimed.token_times == {"a": [1, 2, 4], "b": [1, 2], "c": [3, 4], "d": [3]}
-    by_width = continuous.retimed(lambda iteration: iteration.tokens)
-    assert [iteration.seconds for iteration in by_width.passes] == [8, 2, 6, 2]
-    assert by_width.seconds == 18
+    assert continuous.retimed(lambda iteration: iteration.tokens).seconds == 8 + 2 + 6 + 2
     assert continuous.seconds == 3.5, "the trace itself has changed"
 
 

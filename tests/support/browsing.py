@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -112,13 +111,6 @@ def busy(page: Page):
     return page.locator("#rows tr:not([data-work=empty])")
 
 
-def completion(url: str, prompt: str, max_tokens: int) -> dict:
-    body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0}).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request) as response:
-        return json.load(response)
-
-
 def painted(page: Page) -> dict[str, float]:
     """Return the share of the timeline's pixels in the color of each kind of work."""
     return page.evaluate("""() => {
@@ -136,30 +128,4 @@ def painted(page: Page) -> dict[str, float]:
             shares[kind] = 4 * count / data.length;
         }
         return shares;
-    }""")
-
-
-def faint_texts(page: Page) -> list[str]:
-    """Return the texts whose contrast with their background is below 4.5, WCAG's limit."""
-    return page.evaluate("""() => {
-        const pen = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
-        const rgb = (color) => {
-            pen.clearRect(0, 0, 1, 1); pen.fillStyle = color; pen.fillRect(0, 0, 1, 1);
-            return pen.getImageData(0, 0, 1, 1).data;
-        };
-        const linear = (part) => part <= 10.31 ? part / 3294.6 : ((part / 255 + 0.055) / 1.055) ** 2.4;
-        const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-        const behind = (element) => {
-            const color = rgb(getComputedStyle(element).backgroundColor);
-            return color[3] || !element.parentElement ? color : behind(element.parentElement);
-        };
-        const faint = [];
-        for (const element of document.querySelectorAll("body, body *")) {
-            const own = [...element.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
-            if (!own || !element.checkVisibility()) continue;
-            const [one, other] = [rgb(getComputedStyle(element).color), behind(element)].map(luminance);
-            const contrast = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
-            if (contrast < 4.5) faint.push(`${element.tagName} ${element.textContent.trim()}: ${contrast.toFixed(1)}`);
-        }
-        return faint;
     }""")

@@ -7,29 +7,27 @@ Of a hundred clients, 60 are well-behaved. Thirty leave at a random moment, five
 send their request too slowly. Twice, the server's process is killed and started again; a well-behaved client then sends
 its request again.
 
-The report says what must be nothing: well-behaved requests that were neither answered nor refused (lost), responses
-that differ from what the model generates for the request alone (wrong), and what is left of any request at the end. The
-exit status is 1 if a promise is broken. The report also has the latency of well-behaved clients. Everything stays on
-this machine: one process for the server, one for the clients, and this one.
+The report says what must be nothing: well-behaved requests that were neither answered nor refused, responses that
+differ from what the model generates for the request alone, and what is left of any request at the end. The exit status
+is 1 if a promise is broken. Everything stays on this machine: one process for the server, and this one for the clients.
 """
 
 import argparse
-import dataclasses
+import asyncio
 import json
+import random
 import re
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager
-from pathlib import Path
+from urllib.parse import urlsplit
 
+import aiohttp
 import httpx
 import psutil
 
 from helpers import SamplingParams
-from helpers.metrics import percentile
 from helpers.server import launch
 from tests.support.serving import embedded_engine
 
@@ -43,46 +41,12 @@ PROMPTS = (
     "On a snowy night",
 )
 LIMITS = (1, 2, 5, 11, 24, 50)  # max_tokens
-MISBEHAVIOR = {  # the fraction of the clients that do it
-    "leave": 0.3,
-    "never read": 0.05,
-    "send slowly": 0.05,
-}
+KINDS = {"behave": 0.6, "leave": 0.3, "never_read": 0.05, "send_slowly": 0.05}  # the fraction of the clients of a kind
+GOOD_ENDS = ("completed", "refused", "left", "unread", "cut off")
 GAUGES = ("rows_used", "queue_length", "sequences_unfinished", "blocks_used")
-
-
-@dataclasses.dataclass
-class Figures:
-    """What the soak measured; times in seconds, rates in requests per second."""
-
-    requests: int
-    seconds: float  # until the last response
-    capacity: float  # what the engine alone can finish, of well-behaved requests
-    offered: float
-    completed: int
-    refused: int
-    left: int
-    unread: int
-    cut_off: int  # slow senders, by the server
-    retried: int  # well-behaved requests that were sent again because the server had been killed
-    restarts: int
-    lost: list[str]
-    wrong: list[str]
-    left_over: dict[str, float]  # of the server's gauges that are not 0
-    descriptors_before: int
-    descriptors_after: int
-    p50: float  # the latency of well-behaved clients
-    p99: float
-
-    def broken(self) -> list[str]:
-        """Return which promises were broken."""
-        holds = {
-            "no request is lost": not self.lost,
-            "no response is wrong": not self.wrong,
-            "nothing is left over": not self.left_over,
-            "descriptors are closed": self.descriptors_after <= self.descriptors_before + 2,
-        }
-        return [promise for promise, is_kept in holds.items() if not is_kept]
+PATIENCE = 60.0  # seconds until a client reports that it got no response
+RETRY_AFTER = 0.5  # seconds until a client sends its request again, when there is no server
+OUTAGE = 0.02  # the fraction of all requests that are sent while a server is restarted
 
 
 class RestartingServer:
@@ -109,99 +73,177 @@ class RestartingServer:
         self._launching.__exit__(None, None, None)
 
     def left_over(self) -> dict[str, float]:
-        """Return the gauges that count requests and are not 0."""
+        """Return what counts requests and is not 0, and the descriptors that were not closed."""
         page = httpx.get(self.url + "/metrics").text
-        values = {name: float(re.search(rf"^engine_{name} (\S+)$", page, re.MULTILINE)[1]) for name in GAUGES}
-        return {name: value for name, value in values.items() if value}
+        counts = {name: float(re.search(rf"^engine_{name} (\S+)$", page, re.MULTILINE)[1]) for name in GAUGES}
+        counts["descriptors"] = max(0, self.process.num_fds() - self.descriptors - 2)
+        return {name: count for name, count in counts.items() if count}
 
-    def settled(self, descriptors: int, patience: float = 30) -> tuple[dict[str, float], int]:
-        """Return what is left over, and the descriptors in use, once both are as before or patience has ended."""
+    def wait_until_nothing_is_left(self, patience: float = 30) -> dict[str, float]:
+        """Return what is left over when patience ends; return at once when that is nothing."""
         end = time.monotonic() + patience
-        while True:
-            left_over, now = self.left_over(), self.process.num_fds()
-            if (not left_over and now <= descriptors) or time.monotonic() > end:
-                return left_over, now
+        while (left_over := self.left_over()) and time.monotonic() < end:
             time.sleep(0.1)
+        return left_over
 
 
-@contextmanager
-def clients(plan: dict):
-    """Start the clients in a process that loads no model."""
-    command = [sys.executable, "-m", "tests.tools.soak_clients"]
-    pipe, root = subprocess.PIPE, Path(__file__).parents[2]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=root) as process:
+class Client:
+    """One client with one request. `chance` decides what it asks for, and when it leaves if it does."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, pool: list, chance: random.Random):
+        self.session, self.url, self.chance = session, url, chance
+        self.prompt, self.max_tokens, self.output = chance.choice(pool)
+        self.stream, self.attempts = chance.random() < 0.5, 1
+
+    # --- clients that read their responses ----------------------------------------------------------------------
+
+    async def behave(self) -> str:
+        """Send the request, and again if the server is gone; return "completed", "refused", or what is wrong."""
         try:
-            print(json.dumps(plan), file=process.stdin, flush=True)
-            yield process
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    try:
+                        return await self._attempt()
+                    except (aiohttp.ClientError, ConnectionError):
+                        self.attempts += 1
+                        await asyncio.sleep(RETRY_AFTER)
+        except Exception as error:  # also a time limit that has passed
+            return f"{type(error).__name__}: {error} after {self.attempts} attempts"
+
+    async def leave(self) -> str:
+        """Leave after 1 ms to 2 s, more often early than late."""
+        try:
+            async with asyncio.timeout(0.001 * 2000 ** self.chance.random()):
+                return await self._attempt()
+        except (TimeoutError, aiohttp.ClientError, ConnectionError):
+            return "left"
+
+    async def _attempt(self) -> str:
+        settings = {"prompt": self.prompt, "max_tokens": self.max_tokens, "temperature": 0, "stream": self.stream}
+        if self.stream:
+            settings["stream_options"] = {"include_usage": True}
+        async with self.session.post(self.url + "/v1/completions", json=settings) as response:
+            if response.status == 429:
+                return "refused"
+            if response.status != 200:
+                return f"status {response.status}: {await response.text()}"
+            received, usage = "", None
+            if not self.stream:
+                content = await response.json()
+                received, usage = content["choices"][0]["text"], content["usage"]
+            async for line in response.content:
+                if line.strip() in (b"", b"data: [DONE]"):
+                    continue
+                chunk = json.loads(line.removeprefix(b"data: "))
+                if "error" in chunk:
+                    return f"an error in a stream: {chunk}"
+                usage = chunk.get("usage")
+                received += "".join(choice["text"] for choice in chunk["choices"])
+            exact = received == self.output.text and usage["completion_tokens"] == len(self.output.token_ids)
+            return "completed" if exact else f"{received!r} instead of {self.output.text!r}, {usage}"
+
+    # --- clients that do not ------------------------------------------------------------------------------------
+
+    async def never_read(self) -> str:
+        """Ask for a response that is larger than the system's buffers, and stay connected without reading it.
+
+        It is not much larger: a long response costs the others' time even if it is read, which is not what this shows.
+        """
+        settings = {"prompt": self.prompt, "max_tokens": 100, "ignore_eos": True, "logprobs": 20, "stream": self.stream}
+        body = json.dumps(settings).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {urlsplit(self.url).netloc}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        loop, received = asyncio.get_running_loop(), b""
+        with socket.socket() as connection:
+            connection.setblocking(False)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            try:
+                await loop.sock_connect(connection, ("127.0.0.1", urlsplit(self.url).port))
+                await loop.sock_sendall(connection, head.encode() + body)
+                await asyncio.sleep(4 * CLIENT_TIMEOUT)
+                while part := await loop.sock_recv(connection, 2**16):
+                    received += part
+            except OSError:
+                return "unread"
+        head, _, content = received.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head.lower())
+        is_complete = len(content) >= int(length[1]) if length else b"data: [DONE]" in content
+        if is_complete and head.split()[1] == b"200":
+            return f"the server waited until a client that did not read had {len(content)} bytes"
+        return "unread"
+
+    async def send_slowly(self) -> str:
+        """Send one byte at a time, until the server ends it."""
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(self.url).port)
+        except OSError:
+            return "cut off"
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nX: ")
+        reading = asyncio.ensure_future(reader.read())
+        try:
+            async with asyncio.timeout(10 * CLIENT_TIMEOUT):
+                while not reading.done():
+                    writer.write(b"x")
+                    await asyncio.wait([reading], timeout=CLIENT_TIMEOUT / 10)
+            return "cut off" if reading.result() == b"" else f"a slow sender got {reading.result()!r}"
+        except TimeoutError:
+            return f"the server waits for a slow sender after {10 * CLIENT_TIMEOUT:g} s"
+        except ConnectionError:
+            return "cut off"
         finally:
-            process.kill()
+            writer.close()
 
 
-def run(requests: int, times_capacity: float, seed: int = 0, restarts: int = 2) -> Figures:
-    """Serve all clients, with restarts."""
+async def send_all(server: RestartingServer, pool: list, requests: int, rate: float, seed: int, restarts: int):
+    """Send each request at its time, and restart the server at equal distances.
+
+    Each of the requests has a task of its own, so none waits for an earlier response.
+
+    Returns:
+        How the requests ended: a count of each end, and how many requests were sent again.
+    """
+    chance, clients, tasks = random.Random(seed), [], []
+    kills = [requests * (number + 1) // (restarts + 1) for number in range(restarts)]
+    outage, restarting = int(OUTAGE * requests), None
+    start, now = time.perf_counter(), 0.0
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        for number in range(requests):
+            now += chance.expovariate(rate)
+            await asyncio.sleep(max(0.0, start + now - time.perf_counter()))
+            if number in kills:
+                restarting = asyncio.create_task(asyncio.to_thread(server.kill_and_restart))
+            if number - outage in kills:
+                paused = time.perf_counter()
+                await restarting
+                start += time.perf_counter() - paused
+            (kind,) = chance.choices([*KINDS], [*KINDS.values()])
+            clients.append(Client(session, server.url, pool, random.Random(chance.random())))
+            tasks.append(asyncio.create_task(getattr(clients[-1], kind)()))
+        ends = Counter(await asyncio.gather(*tasks))
+    return ends, sum(client.attempts > 1 for client in clients)
+
+
+def run(requests: int, times_capacity: float, seed: int = 0, restarts: int = 2) -> dict:
+    """Serve all clients, with restarts; return how their requests ended, and what is left of them."""
     engine = embedded_engine(max_batch_size=ROWS)
-    pool = [(prompt, limit) for prompt in PROMPTS for limit in LIMITS]
-    prompts, params = [prompt for prompt, _ in pool], [SamplingParams(limit) for _, limit in pool]
+    pairs = [(prompt, limit) for prompt in PROMPTS for limit in LIMITS]
+    prompts, params = [prompt for prompt, _ in pairs], [SamplingParams(limit) for _, limit in pairs]
     outputs = engine.generate(prompts, params)
     start = time.perf_counter()
     engine.generate(prompts, params)
-    capacity = len(pool) / (time.perf_counter() - start)
-
+    capacity = len(pairs) / (time.perf_counter() - start)  # what the engine alone can finish, in requests per second
+    pool = [(*pair, output) for pair, output in zip(pairs, outputs, strict=True)]
     server = RestartingServer()
     try:
-        plan = {
-            "url": server.url,
-            "pool": [[*one, o.text, len(o.token_ids)] for one, o in zip(pool, outputs, strict=True)],
-            "seed": seed,
-            "client_timeout": CLIENT_TIMEOUT,
-            "requests": requests,
-            "rate": times_capacity * capacity,
-            "misbehavior": MISBEHAVIOR,
-        }
-        sent = _send(server, plan, restarts)
-        left_over, descriptors_after = server.settled(server.descriptors)
-        return _figures(sent, capacity=capacity, restarts=restarts, left_over=left_over,
-            descriptors_before=server.descriptors, descriptors_after=descriptors_after)  # fmt: skip
+        ends, retried = asyncio.run(send_all(server, pool, requests, times_capacity * capacity, seed, restarts))
+        return {"ends": ends, "retried": retried, "left over": server.wait_until_nothing_is_left()}
     finally:
         server.end()
 
 
-def _send(server: RestartingServer, plan: dict, restarts: int) -> dict:
-    """Send a plan's requests, and restart the server at equal distances; return what became of the requests."""
-    kills = [plan["requests"] * (number + 1) // (restarts + 1) for number in range(restarts)]
-    with clients(plan | {"marks": kills}) as process:
-        for _ in kills:
-            assert process.stdout.readline() == "mark\n"
-            server.kill_and_restart()
-            print("continue", file=process.stdin, flush=True)
-        return json.loads(process.stdout.readline())
-
-
-def _figures(sent: dict, **measured) -> Figures:
-    results = sent["results"]
-    ends = Counter(result["end"] for result in results)
-    expected = {"completed", "refused", "left", "unread", "cut off"}
-    others = [result["end"] for result in results if result["end"] not in expected]
-    lost = [end for end in others if end.startswith("lost")]
-    # Of the well-behaved requests that were completed by the server that they were first sent to.
-    completed = [one for one in results if one["kind"] == "behave" and one["end"] == "completed"]
-    latencies = [one["seconds"] for one in completed if one["attempts"] == 1]
-    return Figures(
-        requests=len(results),
-        seconds=sent["seconds"],
-        offered=len(results) / sent["sent"],
-        completed=ends["completed"],
-        refused=ends["refused"],
-        left=ends["left"],
-        unread=ends["unread"],
-        cut_off=ends["cut off"],
-        retried=sum(result["attempts"] > 1 for result in results),
-        lost=lost,
-        wrong=[end for end in others if not end.startswith("lost")],
-        p50=percentile(latencies, 50),
-        p99=percentile(latencies, 99),
-        **measured,
-    )
+def broken_promises(figures: dict) -> list[str]:
+    left_over = [f"{count:g} {name} left over" for name, count in figures["left over"].items()]
+    return [end for end in figures["ends"] if end not in GOOD_ENDS] + left_over
 
 
 def main() -> None:
@@ -210,13 +252,12 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--times-capacity", type=float, default=4.0)
-    parser.add_argument("--restarts", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    figures = run(options.requests, options.times_capacity, options.seed, options.restarts)
-    for name, value in dataclasses.asdict(figures).items():
-        print(f"{name:18}", f"{value:.3f}" if isinstance(value, float) else value)
-    broken = figures.broken()
+    figures = run(options.requests, options.times_capacity)
+    for end, count in figures["ends"].items():
+        print(f"{count:6} {end}")
+    print(f"{figures['retried']:6} requests were sent again")
+    broken = broken_promises(figures)
     print(*[f"BROKEN: {promise}" for promise in broken] or ["Every promise was kept."], sep="\n")
     sys.exit(bool(broken))
 
