@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from conftest import LONGEST, PROMPTS, random_pair, spied
-from test_beam_search import by_transformers, check_beams
 from test_kernels import SIZES, Cache
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -103,12 +102,6 @@ class RoundedMachine(EngineMachine):
 def test_whatever_happens_every_greedy_request_gets_the_tokens_of_the_reference():
     events = run_machine("Rounded", 12, 20, RoundedMachine, names=("llama",))
     assert all(events[name] > 5 for name in EVENTS), events
-
-
-def test_beams_are_those_of_transformers_with_the_same_cache():
-    pair = random_pair("gpt2")
-    expected = by_transformers(*pair, PROMPTS[1], 3, 12, past_key_values=RoundedKVCache())
-    check_beams(make_engine(pair).beam_search(PROMPTS[1], 3, 12), expected)
 
 
 def test_samples_copy_integers_and_scales(random_pairs, monkeypatch):
