@@ -20,7 +20,6 @@ import torch
 
 from helpers import Engine, EngineConfig, SamplingParams
 from helpers.fast import kernels
-from helpers.features.structured_outputs import StructuredOutputs
 from helpers.features.tensor_parallel import group, runner, worker
 from tests.support.families import (
     FAMILIES,
@@ -163,28 +162,6 @@ def test_every_ragged_family_is_exact_or_refused(family):
         check_serving(family.name, count=4)
 
 
-def test_seeds_logprobs_and_structured_outputs_are_those_of_one_process(split):
-    choices = StructuredOutputs(choice=["the fox", "a bird of the north"])
-    params = [
-        SamplingParams(max_tokens=12, temperature=1.0, seed=5),
-        SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, seed=6, n=2),
-        SamplingParams(max_tokens=20, structured_outputs=choices),
-        SamplingParams(max_tokens=8, logprobs=2, repetition_penalty=1.3),
-    ]
-    whole = make_engine(tensor_parallel_size=1, **PLAIN)
-    expected, actual = whole.generate(prompts()[:4], params), split.generate(prompts()[:4], params)
-    assert [one.token_ids for one in actual] == [one.token_ids for one in expected]
-    for ours, theirs in zip(actual[-1].logprobs, expected[-1].logprobs, strict=True):
-        assert ours.keys() == theirs.keys()
-        assert list(ours.values()) == pytest.approx(list(theirs.values()), abs=1e-3)
-
-
-def test_beams_are_those_of_one_process(split, whole):
-    for prompt in prompts()[:2]:
-        ours, theirs = (engine.beam_search(prompt, beam_width=3, max_tokens=6) for engine in (split, whole))
-        assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
-
-
 @pytest.mark.usefixtures("in_threads")
 @pytest.mark.parametrize("quantized", [{"weights": "int4", "kv_cache": "int8"}, {"weights": "int8"}])
 def test_quantized_models_give_the_tokens_of_one_process(quantized):
@@ -309,21 +286,3 @@ def test_what_cannot_be_split_is_refused_with_the_reason(name, settings, reason)
 def test_adapters_are_refused(split, tmp_path):
     with pytest.raises(ValueError, match="use tensor_parallel_size=1"):
         split.load_adapter("one", tmp_path)
-
-
-@pytest.mark.usefixtures("in_threads")
-def test_a_wrong_split_is_noticed_before_it_runs(monkeypatch):
-    """Here each process gets the rows of the output layer that belong to the other one."""
-    usual = group.share_of
-
-    def exchanged(model, rank, size):
-        share, other = usual(model, rank, size), usual(model, 1 - rank, size)
-        with torch.no_grad():
-            layers = zip(share.model.model.layers, other.model.model.layers, strict=True)
-            for layer, theirs in layers:
-                layer.self_attn.o_proj.weight = theirs.self_attn.o_proj.weight
-        return share
-
-    monkeypatch.setattr(group, "share_of", exchanged)
-    with pytest.raises(ValueError, match="give other logits than one"):
-        make_engine()
