@@ -10,8 +10,6 @@ import threading
 import pytest
 
 from helpers.server.http_errors import EngineFailed, QueueFull, ShuttingDown
-from helpers.server.response_stream import choice_name
-from helpers.server.snapshot import MAX_NAMED
 from helpers.server.worker_thread import WorkerThread
 from tests.support.gated_thread import in_loop, is_empty, running, submit, texts, wait_until
 from tests.support.serving import PATIENCE
@@ -58,21 +56,6 @@ async def test_a_refused_or_abandoned_request_leaves_no_place_taken():
         await asyncio.gather(abandoned, return_exceptions=True)
         proceed.set()
         assert is_empty(thread)
-
-
-# --- what observers see, and an idle thread ---------------------------------------------------------------------------
-
-
-@in_loop
-async def test_a_snapshot_of_a_long_queue_has_its_length_and_its_first_names():
-    async with running(shut=True, max_queue=3 * MAX_NAMED) as thread:
-        stream = await submit(thread, ["a"] * (2 + 3 * MAX_NAMED), 1)
-        thread.model.allowed.release(10**6)
-        await texts(stream)
-        longest = max((snapshot for _, snapshot in thread.seen), key=lambda snapshot: snapshot.num_waiting)
-        assert longest.num_waiting > MAX_NAMED == len(longest.waiting)
-        first = 2 + 3 * MAX_NAMED - longest.num_waiting
-        assert [choice_name(label) for label in longest.waiting] == [f"r/{first + n}" for n in range(MAX_NAMED)]
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------
