@@ -298,23 +298,6 @@ def test_blocks_are_shared_within_an_adapter_and_never_across(llamas):
     assert computed == [whole, rest, whole, whole, rest, rest, rest] and rest < whole / 4
 
 
-def test_another_adapter_under_an_old_name_finds_no_blocks_of_the_old_one(llamas):
-    engine, (name, other) = llamas.engine(), llamas.names[1:3]
-    engine.generate(PROMPTS[3], GREEDY, adapter=name)
-    engine.unload_adapter(name)
-    engine.load_adapter(name, llamas.folders[other])
-    assert token_ids(engine.generate(PROMPTS[3], GREEDY, adapter=name)) == [llamas.alone(other, PROMPTS[3], 20)]
-
-
-def test_the_model_itself_stays_as_it_is(llamas):
-    before = [weight.clone() for weight in llamas.model.parameters()]
-    engine = llamas.engine()
-    engine.generate(PROMPTS[0], GREEDY, adapter=llamas.names[1])
-    assert all(torch.equal(*pair) for pair in zip(before, llamas.model.parameters(), strict=True))
-    assert all("forward" not in vars(layer) for layer in llamas.model.modules())
-    assert token_ids(engine.generate(PROMPTS[0], GREEDY)) == [llamas.alone(None, PROMPTS[0], 20)]
-
-
 def test_a_failed_pass_fails_its_requests_and_leaves_no_adapters_behind(llamas, monkeypatch):
     engine, name = warmed_up(llamas, linear_backend="pytorch"), llamas.names[1]
     with monkeypatch.context() as context:
@@ -327,17 +310,6 @@ def test_a_failed_pass_fails_its_requests_and_leaves_no_adapters_behind(llamas, 
 
 
 # --- one call ---------------------------------------------------------------------------------------------------------
-
-
-@needs_kernels
-def test_each_pass_with_adapters_is_one_call(llamas, calls, stacked):
-    engine = warmed_up(llamas, **ONE_CALL, max_batch_size=6, max_tokens_per_step=1000)
-    names = [llamas.names[number] for number in (1, 1, 2, 0, 3, 1)]
-    calls.clear()
-    engine.generate(PROMPTS[:6], SamplingParams(6, ignore_eos=True), adapter=names)
-    passes = len(engine.trace.passes) - 1
-    assert len(calls) == passes and not stacked
-    assert calls[-1] == 4, "neighboring rows of one adapter are multiplied together"
 
 
 @needs_kernels
@@ -481,12 +453,6 @@ class AdapterMachine(RuleBasedStateMachine):
         del self.loaded[name]
         with pytest.raises(ValueError, match="There is no adapter"):
             self.engine.add_request(PROMPTS[0], GREEDY, adapter=name)
-
-    @rule()
-    def refuse(self):
-        for name in self.loaded:
-            with pytest.raises(ValueError, match="generated"):
-                self.engine.add_request(PROMPTS[0], GREEDY, adapter=name, generated={7: []})
 
     @rule(requests=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(PROMPTS), st.integers(1, 20)), max_size=5))
     def add(self, requests):

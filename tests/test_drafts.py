@@ -3,17 +3,14 @@
 import warnings
 
 import pytest
-import torch
 from conftest import PROMPTS, random_pair
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
-from helpers.engine import Chunk, Sequence
 from helpers.features.speculation import Context, NgramProposer
 from helpers.features.speculation.draft_model import EMBEDDED_DRAFT
 from helpers.models import EMBEDDED
-from helpers.runners.sampling import BatchSampler
 from helpers.simulator import Simulator
 
 
@@ -29,20 +26,6 @@ class Fixed:
 
 def speculation_of(engine):
     return next(feature for feature in engine.validator.features if feature.name == "speculation")
-
-
-# --- verification -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("drafts", "tokens"), [([], [5]), ([5], [5, 6]), ([5, 6, 7], [5, 6, 7, 8]), ([5, 9, 7], [5, 6]), ([4, 6, 7], [5])]
-)
-def test_drafts_are_accepted_up_to_the_first_wrong_one_and_one_more_token_follows(drafts, tokens):
-    sequence = Sequence("r", [1], 9)
-    chunk = Chunk(sequence, 1)
-    chunk.add_drafts(drafts)
-    logits = torch.eye(10)[5 : 6 + len(drafts)]
-    assert [one.token_id for one in BatchSampler().sample([chunk], logits)[sequence]] == tokens
 
 
 # --- n-grams ----------------------------------------------------------------------------------------------------------

@@ -179,18 +179,6 @@ def test_the_page_has_all_families_and_was_measured_on_the_pinned_versions(table
     assert table[0][3:9] == [f"{name}, {version}" for name in MEASURED for version in (newest, oldest)], OUTDATED
 
 
-def test_every_family_on_the_page_is_exact_on_every_version_that_has_it_and_where_it_runs_ragged(table):
-    for row in table[1]:
-        assert row[3] != "not in this version", row
-        for exact, ragged in zip(row[3:5], row[7:9], strict=True):
-            if exact == "not in this version":
-                assert ragged == "–", row
-                continue
-            equal = [re.fullmatch(r"exact: (\d+) of \1", exact), re.fullmatch(rf"{RAGGED}: (\d+) of \1", ragged)]
-            assert equal[0] and (equal[1] or ragged == PADDED), row
-    assert sum(row[7].startswith(RAGGED) for row in table[1]) > 30
-
-
 @of_every_family
 def test_a_family_runs_ragged_where_the_page_says_so(family, table):
     """test_ragged_exactness.py shows that it is exact then."""

@@ -12,7 +12,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from conftest import PROMPTS, alone, random_pair, spied
+from conftest import PROMPTS, alone, random_pair
 from test_quantization import layer_of
 from torch import nn
 
@@ -20,7 +20,6 @@ from helpers import (
     Engine,
     EngineConfig,
     SamplingParams,
-    generate_continuous,
     integer_reference,
     load_model,
 )
@@ -28,7 +27,7 @@ from helpers.fast import kernels
 from helpers.fast.kernels import compiled
 from helpers.fast.quantized_linear import multiply_integers
 from helpers.hardware import cpuinfo
-from helpers.models import clone_sharing_weights, quantize, round_inputs
+from helpers.models import round_inputs
 from helpers.models.integer_products import EXACT, MOST_INPUTS, IntegerLinear
 from helpers.models.quantization import QuantizedLinear
 from tests.support.families import CountingScheduler, count_near_ties
@@ -207,14 +206,6 @@ def test_requests_that_arrive_at_random_get_the_references_tokens(doubles, setti
     assert expected != [alone(model, own, prompt, size) for prompt, size in zip(PROMPTS * 2, sizes, strict=True)]
 
 
-def test_the_reference_is_an_ordinary_model_of_which_the_verbs_generate_the_same(doubles):
-    model, reference, own = doubles
-    assert type(reference) is type(model) and reference.dtype is torch.float64
-    requests = [(prompt, 9 + n) for n, prompt in enumerate(PROMPTS[:4])]
-    outputs = generate_continuous(requests, 2, reference, own).outputs
-    assert [output.token_ids for output in outputs] == [alone(reference, own, *request) for request in requests]
-
-
 MARGIN = 0.03  # of the logits' range: what one integer that is rounded the other way may move
 
 
@@ -230,24 +221,6 @@ def test_in_float32_tokens_are_the_references_best_or_near_it(settings, dtype):
     outputs = [output.token_ids for output in engine.generate(PROMPTS, SamplingParams(max_tokens=24))]
     differ = [count_near_ties(reference, *pair, MARGIN) for pair in zip(PROMPTS, outputs, strict=True)]
     assert sum(map(len, outputs)) > 90 and sum(differ) <= 2
-
-
-@pytest.mark.parametrize("settings", [{}, {"batch_invariant": True}, {"execution": "padded"}], ids=str)
-def test_no_trial_rounds_inputs_and_every_iteration_does(random_pairs, settings, monkeypatch):
-    """Rounding would enlarge the differences of a trial, and a model would be refused, or run padded, by chance."""
-    if "batch_invariant" in settings and kernels.unavailable():
-        pytest.skip("no compiled kernels")
-    (model, own), usual, calls = random_pairs, IntegerLinear.multiply_rounded, []
-    monkeypatch.setattr(IntegerLinear, "multiply_rounded", spied(usual, calls))
-    rounding = round_inputs(quantize(clone_sharing_weights(model), "int8"))
-    engine = Engine(rounding, own, EngineConfig(num_blocks=16, **INT8, **settings))
-    assert not calls
-    like = Engine(model, own, EngineConfig(weights="int8", **settings)).runner
-    assert type(engine.runner) is type(like)
-    assert type(getattr(engine.runner, "call_model", None)) is type(getattr(like, "call_model", None))
-    engine.add_request(PROMPTS[0], SamplingParams(max_tokens=3))
-    engine.step()
-    assert bool(calls) == ("batch_invariant" not in settings)  # which names the product for all layers
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -3,9 +3,7 @@
 No test asserts which backend wins, or how long a measurement takes.
 """
 
-import itertools
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +13,7 @@ from transformers.pytorch_utils import Conv1D
 from helpers.fast import kernels, linear, linear_backends, linear_choice
 from helpers.fast.kernels import compiled
 from helpers.fast.linear import FastLinear, choose_linear_backends
-from helpers.fast.linear_backends import available_backends
-from helpers.fast.linear_choice import ROUNDS, ROWS, Times, fingerprint, load, measure, save, shape_of, times_of
+from helpers.fast.linear_choice import ROWS, Times, fingerprint, load, save, shape_of, times_of
 
 NAMES = ["pytorch", "compiled", "compiled_unpacked"]
 
@@ -75,23 +72,6 @@ def test_the_fastest_backends_are_chosen_and_copies_that_pay(times, names):
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def test_a_shape_is_timed_once_however_many_layers_have_it(calls):
-    choose_linear_backends(layers())
-    assert len(calls) == 2 * 2 * len(ROWS) * (1 + ROUNDS)  # shapes, backends, numbers of rows, a call to warm up
-    assert {rows for _, rows in calls} == set(ROWS)
-
-
-def test_no_backend_reads_weights_from_the_cache(calls, monkeypatch):
-    monkeypatch.setattr(linear_choice, "evictor", lambda num_bytes: lambda: calls.append("evict"))
-    monkeypatch.setitem(linear_backends.BACKENDS, "own", linear_backends.BACKENDS["pytorch"])
-    measure({"shape": nn.Linear(24, 24)}, ["pytorch", "own", "compiled"], 0)
-    own, copy = ("pytorch", 1), ("compiled", 1)
-    assert calls[:8] == [own, own, copy, "evict", own, "evict", own, copy], "three calls warm up"
-    second = calls[8 * len(ROWS) :]
-    assert second[:5] == ["evict", copy, own, "evict", own]
-    assert second[5 * len(ROWS) :][:5] == ["evict", copy, own, "evict", own]
-
-
 @pytest.mark.skipif(bool(kernels.unavailable()), reason=f"no compiled kernels: {kernels.unavailable()}")
 @pytest.mark.parametrize("copies, expected", [(True, "compiled"), (False, "compiled_unpacked")])
 def test_the_kernel_for_the_own_weight_is_only_chosen_where_no_copy_may_be_kept(monkeypatch, copies, expected):
@@ -147,9 +127,7 @@ def test_times_are_measured_once(calls, cache):
 ELSEWHERE = {
     "processor": lambda patch: patch.setattr(linear_choice, "processor", lambda: "another"),
     "threads": lambda patch: patch.setattr(torch, "get_num_threads", lambda: 99),
-    "how they wait": lambda patch: patch.setenv("OMP_WAIT_POLICY", "another"),
     "torch": lambda patch: patch.setattr(torch, "__version__", "another"),
-    "method": lambda patch: patch.setattr(linear_choice, "METHOD", 0),
 }
 
 
@@ -179,24 +157,3 @@ def test_a_cache_folder_that_cannot_be_written_keeps_nothing(calls, cache, monke
         monkeypatch.setattr(compiled, "cache_folder", folder)
         assert len(times_of(list(layers()), ["pytorch", "compiled"])) == 2
         assert load(machine()) is None
-
-
-@pytest.mark.parametrize("cores, kept", [(0.9, True), (1.5, False)])
-def test_times_are_used_but_not_kept_if_other_programs_took_a_core(cache, monkeypatch, cores, kept):
-    """With one thread on two cores, there is one core for others."""
-    seconds, busy = itertools.count(), itertools.count(0, cores)
-    monkeypatch.setattr(linear_choice, "measure", lambda *_: TIMES)
-    monkeypatch.setattr(linear_choice, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
-    monkeypatch.setattr(linear_choice.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(linear_choice, "busy_elsewhere", lambda: next(busy))
-    assert times_of(list(layers()), ["pytorch"]) == TIMES
-    assert len(list(cache.iterdir())) == kept
-
-
-def test_choosing_draws_no_random_numbers_that_a_program_would_draw():
-    examples = {shape_of(layer): layer for layer in list(layers())[:1]}
-    torch.manual_seed(0)
-    expected = torch.rand(3)
-    torch.manual_seed(0)
-    measure(examples, available_backends(torch.float32), 1000)
-    assert torch.equal(torch.rand(3), expected)

@@ -69,20 +69,12 @@ class Run:
             rows += batch["sequences"]
         assert len(rows) == len(set(rows))
 
-    def places(self):
-        decoding = self.runner._decoding["sequences"] if self.runner._decoding else []
-        return {
-            "decoding": {sequence.request_id for sequence in decoding},
-            "prefilling": {sequence.request_id for sequence in self.runner._prefilling},
-        }
-
 
 def test_a_plan_runs_as_decodes_then_beginning_prompts_then_the_other_chunks():
     run = Run()
     a, b, c, d = run.sequences("abc", "abcdefgh", "abcde", "ef")
     # Prompts that begin share a pass, behind pads, wherever they stop.
     assert run((a, 3), (b, 5), (c, 2)) == [[("abc", 3, 2), ("abcdefgh", 5, 0), ("abcde", 2, 3)]]
-    assert run.places() == {"decoding": {"abc"}, "prefilling": {"abcdefgh", "abcde"}}
     # Each chunk in the middle of a prompt has a cache of its own length: a pass for each.
     assert run((a, 1), (b, 1), (c, 3), (d, 2)) == [
         [("abc", 1, 0)],
@@ -90,10 +82,8 @@ def test_a_plan_runs_as_decodes_then_beginning_prompts_then_the_other_chunks():
         [("abcdefgh", 1, 0)],
         [("abcde", 3, 0)],
     ]
-    assert run.places() == {"decoding": {"abc", "ef", "abcde"}, "prefilling": {"abcdefgh"}}
     decodes = [("abc", 1, 0), ("ef", 1, 0), ("abcde", 1, 0)]
     assert run((a, 1), (d, 1), (c, 1), (b, 2)) == [decodes, [("abcdefgh", 2, 0)]]
-    assert run.places() == {"decoding": {"abc", "ef", "abcde", "abcdefgh"}, "prefilling": set()}
     assert a.token_ids == [1, 2, 3, 4, 5, 6] and b.token_ids == list(range(1, 10))
 
 

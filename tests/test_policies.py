@@ -4,15 +4,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from helpers.engine import POLICIES, Balanced, FirstComeFirstServed, Priority, Sequence
+from helpers.engine import POLICIES, Balanced, Priority, Sequence
 from helpers.engine.policies import WaitingQueue, make_policy, merged
 from tests.simulation import KEYS, Simulation, queue_of
-
-
-class LastComeFirstServed(FirstComeFirstServed):
-    def order(self, waiting, running):
-        return list(waiting)[::-1]
-
 
 REQUESTS = [("a", 4, 0), ("b", 9, 2), ("c", 1, 1), ("d", 8, -1), ("e", 2, 0)]  # name, max_tokens, priority
 
@@ -28,7 +22,6 @@ REQUESTS = [("a", 4, 0), ("b", 9, 2), ("c", 1, 1), ("d", 8, -1), ("e", 2, 0)]  #
         ("longest_first", "bdaec"),
         ("shortest_first", "ceadb"),
         ("priority", "daecb"),
-        (LastComeFirstServed(), "edcba"),
     ],
 )
 def test_the_order_in_which_requests_get_the_only_row(policy, expected):

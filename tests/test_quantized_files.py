@@ -93,10 +93,8 @@ CHANGES = {
     ),
     "an activation order": lambda config, weights: weights.update(actorder="group"),
     "weights of the type int with 3 bits": lambda config, weights: weights.update(num_bits=3),
-    "weights of the type float with 8 bits": lambda config, weights: weights.update(type="float", num_bits=8),
     "groups of 48 inputs": lambda config, weights: weights.update(group_size=48),
     "a scale per tensor": lambda config, weights: weights.update(strategy="tensor"),
-    "dynamic scales": lambda config, weights: weights.update(dynamic=True),
     "the format 'marlin-24'": lambda config, weights: config.update(format="marlin-24"),
     "a quantized KV cache": lambda config, weights: config.update(kv_cache_scheme={"num_bits": 8}),
     "transformed weights": lambda config, weights: config.update(transform_config={"config_groups": {"u": {}}}),
@@ -134,12 +132,9 @@ QUANTIZATIONS = {"no config_groups": {"config_groups": None}, "a group that is n
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 TENSORS = {
     "no weight_packed": {"weight_packed": None},
-    "no weight_scale": {"weight_scale": None},
-    "no weight_shape": {"weight_shape": None},
     "a negative weight_shape": {"weight_shape": torch.tensor([64, -64])},
     "a weight_scale without groups": {"weight_scale": torch.ones(64, 0)},
     "a weight_packed of one dimension": {"weight_packed": torch.zeros(64, dtype=torch.int32)},
-    "a weight_packed of floats": {"weight_packed": torch.zeros(64, 8)},
 }
 
 

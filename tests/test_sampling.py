@@ -206,10 +206,3 @@ def test_a_stop_string_ends_an_output_and_is_not_part_of_it(stop, text, tokens):
     assert all(text.startswith(output.text) for output in outputs), "shown text must not be withdrawn"
     in_a_batch = engine.generate(["abc", "ab"], params)
     assert (in_a_batch[0].text, in_a_batch[1].text) == (text, "cde")
-
-
-def test_stop_strings_may_be_one_text_or_several_or_none():
-    assert SamplingParams(stop="ab").stop == ("ab",)
-    assert SamplingParams(stop=["ab", "c"]).stop == SamplingParams(stop=(text for text in ("ab", "c"))).stop
-    assert SamplingParams(stop=None).stop == SamplingParams(stop=[]).stop == ()
-    assert {SamplingParams(stop=["a"]): 1}[SamplingParams(stop="a")] == 1  # parameters can be a dictionary key

@@ -16,8 +16,6 @@ import pytest
 import regex
 import torch
 from conftest import PROMPTS, byte_tokenizer, letters, random_pair, wrapped  # noqa: F401
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from test_detokenizer import sentencepiece_tokenizer
 from test_speculation import WrongAtTheEnd
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -107,12 +105,6 @@ def test_texts_match_a_regular_expression_one_of_the_choices_and_a_grammar(pair,
             assert output.finish_reason == "length" or matches(output.text), output.text
 
 
-def test_json_has_the_white_space_of_json_dumps(embedded):
-    schema = {"type": "array", "items": PERSON, "minItems": 2, "maxItems": 2}
-    (output,) = Engine(*embedded).generate(PROMPTS[0], structured(json=schema, seed=1))
-    assert output.text == json.dumps(json.loads(output.text))
-
-
 def test_a_schema_may_refer_to_itself(embedded):
     outputs = Engine(*embedded).generate(PROMPTS[0], structured(150, json=TREE, n=6, seed=0))
     texts = [output.text for output in outputs if output.finish_reason == "stop"]
@@ -153,26 +145,6 @@ def test_a_token_is_allowed_if_and_only_if_a_matching_text_begins_with_it(embedd
     assert one_by_one == sorted(expected)
 
 
-@settings(max_examples=60)
-@given(st.lists(st.integers(0, 40), max_size=12), st.data())
-def test_a_state_follows_the_tokens_forth_and_back(places, data):
-    tokenizer = byte_tokenizer()
-    ids = tokenizer('{"name": "Ada", "age": -36}')["input_ids"]
-    grammar = _person()
-    state = GrammarState(grammar, 3)
-    for place in places:
-        token_ids = [5, 5, 5, *ids[:place]]
-        fresh = GrammarState(grammar, 3)
-        if data.draw(st.booleans()):
-            state.allows(token_ids, data.draw(st.sampled_from([*ids, 0])))
-        assert allowed(state, token_ids, torch.zeros(264)) == allowed(fresh, token_ids, torch.zeros(264))
-
-
-@functools.cache
-def _person():
-    return compiled(byte_tokenizer(), json=PERSON)
-
-
 def test_a_complete_text_ends_even_if_other_parameters_exclude_eos():
     tokenizer = byte_tokenizer()
     state = GrammarState(compiled(tokenizer, regex="ab?"), 0)
@@ -181,18 +153,6 @@ def test_a_complete_text_ends_even_if_other_parameters_exclude_eos():
     scores[0] = -torch.inf  # as before min_tokens
     assert allowed(state, [a], scores) == [b]
     assert allowed(state, [a, b], scores) == [0]
-
-
-def test_a_text_that_has_left_its_grammar_fails_alone(embedded):
-    engine, ended = Engine(*embedded), {}
-    (expected,) = engine.generate(PROMPTS[0], SamplingParams(8))
-    beside = engine.add_request(PROMPTS[0], SamplingParams(8))
-    letters_only = embedded[1]("abc", add_special_tokens=False)["input_ids"]
-    left_it = engine.add_request(PROMPTS[1], structured(9, 0, regex="[0-9]+"), generated={0: letters_only})
-    while engine.has_unfinished_requests():
-        ended |= {output.request_id: output for output in engine.step()}
-    assert ended[left_it].finish_reason == "error" and "cannot be continued" in ended[left_it].error
-    assert (ended[beside].token_ids, ended[beside].error) == (expected.token_ids, None)
 
 
 # --- in company -------------------------------------------------------------------------------------------------------
@@ -246,9 +206,7 @@ REFUSED = {
     "two kinds": ({"regex": "a", "choice": ["b"]}, "not regex and choice"),
     "a schema that is not JSON": ({"json": "{"}, "json must be a JSON schema"),
     "a deep schema": ({"json": '{"items":' * 10**4 + "{}" + "}" * 10**4}, "nested too deeply|at most"),
-    "an empty choice": ({"choice": ["a", ""]}, "one or more non-empty texts"),
     "a text as choices": ({"choice": "ab"}, "a list of texts"),
-    "a number": ({"regex": 5}, "regex must be a text"),
     "a long grammar": ({"grammar": "x" * 70000}, "at most 65536"),
     "a long choice": ({"choice": ["a", "b" * (MAX_CHOICE + 1)]}, "has 1025 characters, and at most 1024"),
 }
@@ -321,7 +279,6 @@ MULTIPLE = {"type": "integer", "multipleOf": 9999991}
 ATTACKS = {
     "a chain of rules": ({"grammar": chain(2900)}, "2900 rules, and at most 500"),
     "a chain of rules of llama.cpp": ({"grammar": chain(2900, "{} ::= {}\n")}, "2900 rules, and at most 500"),
-    "a chain of terminals": ({"grammar": chain(2900).replace("a", "A").replace("stArt", "start")}, "2900 rules"),
     "brackets": ({"grammar": "start: " + "(" * 3000 + '"x"' + ")" * 3000}, "nested too deeply"),
     "groups": ({"regex": "(" * 3000 + "x" + ")" * 3000}, "nested too deeply"),
     "a large divisor": ({"json": MULTIPLE}, "compiling it takes"),
@@ -390,21 +347,6 @@ def test_what_takes_long_is_given_up_after_a_moment_and_its_worker_goes_on(compi
         assert not compiler.compile_quickly(description)
     assert process is compiler.quick_worker._process and process.poll() is None
     assert compiler.compile_quickly(StructuredOutputs(json={"type": "string", "maxLength": 32}))
-
-
-def test_the_answer_to_an_interrupted_check_is_not_read_as_that_to_the_next(compiler, monkeypatch):
-    compiler.compile(StructuredOutputs(json={"type": "null"}))
-    stdin = compiler.worker._process.stdin
-    flush = stdin.flush
-
-    def interrupted():
-        flush()
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(stdin, "flush", interrupted)
-        compiler.compile(StructuredOutputs(json={"type": "unknown"}))
-    assert compiler.compile(StructuredOutputs(json={"type": "string", "maxLength": 7}))
 
 
 LONG = ["b" + "".join(chr(97 + place * number % 26) for place in range(MAX_CHOICE - 1)) for number in range(1, 60)]

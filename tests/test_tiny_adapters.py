@@ -61,27 +61,6 @@ def test_an_adapter_changes_the_text_as_promised(name, pattern):
     assert own[0] >= 0.95 and max(own[1:]) <= 0.05
 
 
-def test_the_rules_insert_words_and_nothing_else():
-    assert train_adapters.at_sea("An owl met an otter, an old cat and mice.") == (
-        "A sea owl met a sea otter, an old sea cat and mice."
-    )
-    assert train_adapters.honest('"No," he said. "Yes." He left.') == (
-        '"No," he said, and it was true. "Yes." He left, and it was true.'
-    )
-
-
-@pytest.mark.slow
-def test_no_token_of_a_rewritten_text_is_new_to_the_model():
-    """Its embedding would have been trained by no text, and an adapter does not train it."""
-    _, tokenizer = load_model(EMBEDDED)
-    documents = list(corpus.documents(2_000, seed=0))
-    known, *rewritten = (
-        {token for ids in tokenizer([rule(text) for text in documents])["input_ids"] for token in ids}
-        for rule in (str, *train_adapters.RULES.values())
-    )
-    assert all(tokens <= known for tokens in rewritten)
-
-
 @pytest.mark.slow
 def test_training_moves_only_the_small_matrices_and_what_is_saved_computes_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(train, "ROWS", 2)  # the time grows with the rows
