@@ -298,6 +298,14 @@ def test_blocks_are_shared_within_an_adapter_and_never_across(llamas):
     assert computed == [whole, rest, whole, whole, rest, rest, rest] and rest < whole / 4
 
 
+def test_another_adapter_under_an_old_name_finds_no_blocks_of_the_old_one(llamas):
+    engine, (name, other) = llamas.engine(), llamas.names[1:3]
+    engine.generate(PROMPTS[3], GREEDY, adapter=name)
+    engine.unload_adapter(name)
+    engine.load_adapter(name, llamas.folders[other])
+    assert token_ids(engine.generate(PROMPTS[3], GREEDY, adapter=name)) == [llamas.alone(other, PROMPTS[3], 20)]
+
+
 def test_a_failed_pass_fails_its_requests_and_leaves_no_adapters_behind(llamas, monkeypatch):
     engine, name = warmed_up(llamas, linear_backend="pytorch"), llamas.names[1]
     with monkeypatch.context() as context:

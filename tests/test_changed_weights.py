@@ -160,6 +160,31 @@ def test_a_cached_prefix_is_used_until_the_weights_change_and_forgotten_then():
     assert known and engine.block_manager.used == 0
 
 
+def test_all_scores_of_a_prompt_are_those_of_the_same_weights():
+    model, tokenizer = own_pair("llama")
+    engine, params = Engine(model, tokenizer, EngineConfig(max_tokens_per_step=8)), SamplingParams(0, prompt_logprobs=0)
+    engine.add_request(LONGEST_PROMPT, params)
+    engine.step()
+    change(model, seed=1)
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+    (expected,) = Engine(model, tokenizer).generate(LONGEST_PROMPT, params)
+    for scored, own in zip(outputs[-1].prompt_logprobs[1:], expected.prompt_logprobs[1:], strict=True):
+        assert scored == pytest.approx(own, abs=1e-3)
+
+
+def test_samples_of_one_request_all_finish_with_the_old_weights():
+    engine = Engine(*own_pair("llama"), EngineConfig(execution="ragged", max_batch_size=2))
+    params = SamplingParams(LIMIT, ignore_eos=True, temperature=1.0, seed=3, n=3)
+    expected, outputs = Engine(*own_pair("llama")).generate(PROMPTS[0], params), {}
+    engine.add_request(PROMPTS[0], params)
+    engine.step()
+    engine.update_weights(updated("llama", 1), running="finish")
+    while engine.has_unfinished_requests():
+        outputs |= {output.index: output.token_ids for output in engine.step()}
+    assert [outputs[index] for index in range(3)] == [output.token_ids for output in expected]
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

@@ -122,6 +122,24 @@ def test_text_is_shown_as_soon_as_it_is_certain(kind):
     assert shown == [text_of(ids[: n + 1], tokenizer) for n in range(len(ids))]
 
 
+def test_a_stop_string_in_a_run_of_bytes_within_min_tokens_is_ignored():
+    tokenizer = tokenizer_of("sentencepiece")
+    letter, newline = tokenizer.convert_tokens_to_ids(["b", "<0x0A>"])
+    euro = tokenizer.convert_tokens_to_ids(["<0xE2>", "<0x82>", "<0xAC>"])
+    for ids, min_tokens, stop, stopped in (
+        ([letter, newline, letter], 2, "\n", False),
+        ([letter, newline, letter], 1, "\n", True),
+        ([letter, newline, newline, letter], 2, "\n", True),  # the second newline is beyond
+        ([newline, *euro, letter], 4, "€", False),
+        ([newline, *euro, letter], 3, "€", True),  # it was not complete
+        ([newline, *euro, letter], 3, "\n", False),
+    ):
+        detokenizer = StoppingDetokenizer(tokenizer, [stop], min_tokens)
+        for token_id in ids:
+            detokenizer.push(token_id)
+        assert detokenizer.stopped == stopped, (ids, min_tokens, stop)
+
+
 def test_the_space_before_a_first_word_is_text_unless_the_tokenizer_adds_it_to_every_text():
     tokenizer = tokenizer_of("sentencepiece")
     ids = tokenizer.convert_tokens_to_ids(["▁the", "ing", "▁a"])

@@ -133,6 +133,26 @@ def attention(query, keys, values, decodes, scale, window=None):
     return output
 
 
+@needs_kernels
+@in_both_dtypes
+@pytest.mark.parametrize(
+    ("tokens", "score", "first", "last"),
+    [
+        *((tokens, -math.inf, *keys) for tokens in (1, 12) for keys in [(0, 12), (0, 11), (0, 4), (3, 9), (8, 12)]),
+        *((1, math.nan, *keys) for keys in [(0, 1), (0, 4), (9, 11)]),
+    ],
+)
+def test_scores_of_minus_infinity_and_nan_give_what_they_give_in_pytorch(dtype, tolerance, tokens, score, first, last):
+    """A key with the score -inf has no weight, and a query without any weights gets zeros. NaN stays NaN."""
+    keys, values, query = torch.zeros(1, 12, 8), torch.randn(1, 12, 8).to(dtype), torch.zeros(1, tokens, 8).to(dtype)
+    keys[0, first:last, 0], query[..., 0] = score, 1
+    keys = keys.to(dtype)
+    output = attention(query, keys, values, Segments([0], [tokens], [12], [[0, 1, 2]], 4), 1.0)
+    mask = torch.ones(tokens, 12, dtype=torch.bool).tril(12 - tokens)
+    expected = scaled_dot_product_attention(query[None], keys[None], values[None], mask, scale=1.0)
+    torch.testing.assert_close(output[:, 0], expected[0, 0], rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
 # (tokens, past): decodes of one piece of keys and of several; chunks shorter and longer than a tile of queries, a piece
 # and a task, with and without a past.
 SIZES = [(1, 0), (5, 0), (1, 320), (130, 17), (8, 260), (300, 0)]
@@ -202,6 +222,35 @@ def test_the_result_of_a_query_does_not_depend_on_the_size_of_its_chunk(dtype, t
     lengths = [start + size for start, size in zip(starts, sizes, strict=True)]
     chunks = Segments(starts, sizes, lengths, cache.tables * len(sizes), 16)
     assert torch.equal(cache.attend(query, window, chunks), whole)
+
+
+@needs_kernels
+@in_both_dtypes
+@pytest.mark.parametrize("dim", [6, 64, 128])
+@pytest.mark.parametrize("window", [None, 20])
+def test_the_bits_of_a_decode_do_not_depend_on_the_heads_that_are_computed_with_it(dtype, tolerance, dim, window):
+    """Up to four heads that share keys are computed together, unless threads share out the heads of a few decodes."""
+    cache = Cache([(1, 0), (1, 77), (1, 399), (1, 30)], 1, dim, 16, dtype)
+    query = torch.randn(7, 4, dim).to(dtype)
+    together = cache.attend(query, window)
+    apart = [cache.attend(query[head : head + 1], window) for head in range(7)]
+    assert torch.equal(together, torch.cat(apart, 1))
+    last = Segments([3], [1], [31], cache.tables[3:], 16)
+    assert torch.equal(cache.attend(query, window, last)[3], together[3])
+
+
+@needs_kernels
+@in_both_dtypes
+@pytest.mark.parametrize("dim", [6, 64])
+@pytest.mark.parametrize("window", [None, 20])
+def test_the_bits_of_a_decode_do_not_depend_on_the_size_of_blocks(dtype, tolerance, dim, window):
+    torch.manual_seed(0)
+    query, keys, values = (torch.randn(2, tokens, dim).to(dtype) for tokens in (1, 301, 301))
+    outputs = []
+    for block_size in (4, 7, 16, 301):
+        segments = Segments([0], [1], [301], [list(range(-(-301 // block_size)))], block_size)
+        outputs.append(attention(query, keys, values, segments, 0.3, window))
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
 
 
 def test_unsupported_queries_keys_and_values_are_recognised():

@@ -1,23 +1,20 @@
 """The layout of the package: plain requests run without the features, and there is little to read about them."""
 
 import ast
-import io
 import json
 import shutil
 import subprocess
 import sys
-import tokenize
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 from conftest import alone
 
-from helpers import SamplingParams
+from helpers import Engine, EngineConfig, SamplingParams
 from helpers.engine import Sequence
 from tests.support import use_copy
+from tests.support.core_size import PACKAGE, Calls, calls_of, lines_of_code
 
-PACKAGE = Path(__file__).resolve().parents[1] / "helpers"
 APPLICATIONS = ("server", "cluster", "simulator", "load_test", "checks", "plots")
 FEATURES = sorted(path.stem for path in (PACKAGE / "features").iterdir() if not path.stem.startswith("__"))
 BARE = "without features and fast"
@@ -83,21 +80,19 @@ def test_integer_weights_work_without_the_folder_fast(reports):
 # --- what a reader has to read ----------------------------------------------------------------------------------------
 
 ENGINE = sorted((PACKAGE / "engine").glob("*.py"))
-NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def lines_of_code(path: Path) -> int:
-    """Return how many lines of a file have a token other than a comment, and are no part of a docstring."""
-    source = path.read_text(encoding="utf-8")
-    lines = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in NO_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    return len(lines)
+@pytest.fixture(scope="module")
+def plain_request() -> Calls:
+    """What a plain greedy request runs, from `add_request` to its last output."""
+    engine, params = Engine(config=EngineConfig(**use_copy.SLOW_AND_SURE)), SamplingParams(max_tokens=8)
+
+    def run():
+        engine.add_request("The quick brown fox", params)
+        while engine.has_unfinished_requests():
+            engine.step()
+
+    return calls_of(run)
 
 
 def test_the_engine_has_few_files():
@@ -105,8 +100,23 @@ def test_the_engine_has_few_files():
 
 
 def test_the_engine_has_few_lines_of_code():
-    sizes = {path.name: lines_of_code(path) for path in ENGINE}
+    sizes = {path.name: len(lines_of_code(path)) for path in ENGINE}
     assert sum(sizes.values()) <= 1000, sizes
+
+
+def test_a_plain_request_runs_through_few_files(plain_request):
+    assert len(plain_request.lines) <= 16, plain_request.by_file
+
+
+def test_a_plain_request_runs_few_lines_of_code(plain_request):
+    assert plain_request.lines_of_functions <= 648, plain_request.by_file
+
+
+def test_the_scheduler_fits_on_a_few_screens():
+    path = PACKAGE / "engine/scheduler.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    scheduler = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Scheduler")
+    assert len(lines_of_code(path) & set(range(scheduler.lineno, scheduler.end_lineno + 1))) <= 150
 
 
 def test_a_sequence_has_few_attributes():

@@ -182,6 +182,20 @@ def test_a_long_prompt_reads_no_keys_that_all_its_queries_hide(llama, window):
         assert torch.allclose(output[5 + place], expected[:, 0].float(), atol=1e-5)
 
 
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_trial_finds_a_wrong_mask(wrong, monkeypatch):
+    right_mask = QuerySegment.mask
+
+    def mask(self, settings, query):
+        right = right_mask(self, replace(settings, softcap=1.0), query)  # with a softcap, chunks always need a mask
+        if right is None:
+            right = query.new_zeros(self.tokens, self.past + self.tokens)
+        return torch.zeros_like(right).masked_fill(~WRONG[wrong](right == 0), float("-inf"))
+
+    monkeypatch.setattr(QuerySegment, "mask", mask)
+    assert "its logits differ by" in why_not_ragged(build(by_name("llama")))
+
+
 def test_the_trial_finds_a_mask_that_shows_a_query_the_token_behind_it(monkeypatch):
     right_mask = QuerySegment.mask
 

@@ -155,6 +155,18 @@ def test_a_complete_text_ends_even_if_other_parameters_exclude_eos():
     assert allowed(state, [a, b], scores) == [0]
 
 
+def test_a_text_that_has_left_its_grammar_fails_alone(embedded):
+    engine, ended = Engine(*embedded), {}
+    (expected,) = engine.generate(PROMPTS[0], SamplingParams(8))
+    beside = engine.add_request(PROMPTS[0], SamplingParams(8))
+    letters_only = embedded[1]("abc", add_special_tokens=False)["input_ids"]
+    left_it = engine.add_request(PROMPTS[1], structured(9, 0, regex="[0-9]+"), generated={0: letters_only})
+    while engine.has_unfinished_requests():
+        ended |= {output.request_id: output for output in engine.step()}
+    assert ended[left_it].finish_reason == "error" and "cannot be continued" in ended[left_it].error
+    assert (ended[beside].token_ids, ended[beside].error) == (expected.token_ids, None)
+
+
 # --- in company -------------------------------------------------------------------------------------------------------
 
 REQUESTS = [
@@ -347,6 +359,21 @@ def test_what_takes_long_is_given_up_after_a_moment_and_its_worker_goes_on(compi
         assert not compiler.compile_quickly(description)
     assert process is compiler.quick_worker._process and process.poll() is None
     assert compiler.compile_quickly(StructuredOutputs(json={"type": "string", "maxLength": 32}))
+
+
+def test_the_answer_to_an_interrupted_check_is_not_read_as_that_to_the_next(compiler, monkeypatch):
+    compiler.compile(StructuredOutputs(json={"type": "null"}))
+    stdin = compiler.worker._process.stdin
+    flush = stdin.flush
+
+    def interrupted():
+        flush()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(stdin, "flush", interrupted)
+        compiler.compile(StructuredOutputs(json={"type": "unknown"}))
+    assert compiler.compile(StructuredOutputs(json={"type": "string", "maxLength": 7}))
 
 
 LONG = ["b" + "".join(chr(97 + place * number % 26) for place in range(MAX_CHOICE - 1)) for number in range(1, 60)]
