@@ -182,6 +182,12 @@ def test_a_long_prompt_reads_no_keys_that_all_its_queries_hide(llama, window):
         assert torch.allclose(output[5 + place], expected[:, 0].float(), atol=1e-5)
 
 
+WRONG = {
+    "a query attends to the token behind it": lambda right: right.roll(1, dims=1) | right,
+    "every query attends to every key": lambda right: torch.ones_like(right),
+}
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 def test_the_trial_finds_a_wrong_mask(wrong, monkeypatch):
     right_mask = QuerySegment.mask
