@@ -5,7 +5,6 @@ No test asserts how fast anything is.
 
 import io
 import json
-import sys
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from benchmarks.engines import TransformersStatic
 from benchmarks.measure import Measurement, TokensDiffer, count_runs, make_shortfall, measure
 from benchmarks.models import find_model
 from benchmarks.other_programs import OtherPrograms, Watch
-from benchmarks.worker import Worker, WorkerError
 
 VOCABULARY = 50257
 MACHINE = {"processor": "p", "cores": 2, "matrix units": ["amx_bf16"], "date": "today", "versions": {}}
@@ -125,14 +123,6 @@ def test_figures_taken_beside_another_program_are_refused_and_with_force_marked(
     assert "**Not idle**: other programs kept 0.8 cores busy" in shown.out
 
 
-def test_a_token_reads_all_weights_but_the_position_embeddings():
-    # Vocabulary 512, width 64, two layers of 12 * 64**2 weights and 13 * 64 biases and norms, and the last norm.
-    expected = 512 * 64 + 2 * (12 * 64**2 + 13 * 64) + 2 * 64
-    model = find_model(smoke=True)
-    assert model.weight_bytes("float32") == 4 * expected
-    assert model.weight_bytes("bfloat16") == 2 * expected
-
-
 # --- tokens, then times ---------------------------------------------------------------------------------------------
 
 
@@ -169,9 +159,6 @@ def test_greedy_outputs_have_no_shortfall_and_others_the_share_of_the_range_that
     assert shortfall(request, output) < 1e-6
     worst = [*output[:2], int(logits.argmin())]
     assert shortfall(request, worst) == pytest.approx(1)
-    best = logits.topk(2)
-    missed = float((best.values[0] - best.values[1]) / (logits.max() - logits.min()))
-    assert shortfall(request, [*output[:2], int(best.indices[1])]) == pytest.approx(missed, rel=1e-3)
 
 
 def test_engines_take_turns_and_each_is_first_once(tmp_path):
@@ -186,22 +173,13 @@ def test_engines_take_turns_and_each_is_first_once(tmp_path):
 # --- the program ----------------------------------------------------------------------------------------------------
 
 
-def test_no_figures_are_printed_if_engines_differ(run, tmp_path):
-    # These engines count, which is not the model's greedy output.
-    engines = [CountingEngine("first"), CountingEngine("second", wrong_from=0)]
-    code, shown = run("--smoke", "--workloads", "race", engines=engines)
-    assert code == 1 and "different tokens" in shown.err and shown.out == ""
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_a_smoke_run_works_end_to_end_and_writes_report_json_and_plot(tmp_path, capsys):
     names = ["transformers", "generate_batch", "static", "padded", "ragged", "ragged-longest", "ragged-int8"]
     arguments = ["--smoke", "--dtype", "float32", "bfloat16", "--workloads", "mixed", "one"]
     arguments += ["--output", str(tmp_path), "--engines", *names]
     assert program.main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "random weights" in printed
+    assert "random weights" in capsys.readouterr().out
     written = json.loads((tmp_path / "benchmark.json").read_text())
     assert written["skipped"] == {}
     assert {(one["workload"], one["dtype"], one["engine"]) for one in written["results"]} == {
@@ -209,29 +187,8 @@ def test_a_smoke_run_works_end_to_end_and_writes_report_json_and_plot(tmp_path, 
     }
     exact = [one for one in written["results"] if one["dtype"] == "float32" and one["engine"] != "ragged-int8"]
     assert all(one["identical"] == 1 for one in exact)
-    assert all(bandwidth > 0 for one in written["results"] for bandwidth in one["bandwidth"])
     assert "random weights" in (tmp_path / "benchmark.svg").read_text()
     assert (tmp_path / "benchmark.md").read_text().startswith("Model: ")
 
 
 # --- workers --------------------------------------------------------------------------------------------------------
-
-
-def test_the_error_of_a_dead_worker_has_its_status_and_the_last_line_of_its_log(tmp_path):
-    source = f"""
-import os, sys
-sys.path.insert(0, {str(program.HOME.parents[1] / "benchmarks")!r})
-from worker import serve
-
-class Engine:
-    def run(self, requests):
-        print("no memory left", file=sys.stderr, flush=True)
-        os._exit(7)
-
-serve(Engine())
-"""
-    (tmp_path / "fake_worker.py").write_text(source)
-    worker = Worker("fake", [sys.executable, tmp_path / "fake_worker.py"], tmp_path / "fake.log")
-    with pytest.raises(WorkerError, match=r"fake's process ended with status 7 in run\(\).*no memory left"):
-        worker.call("run", requests=[])
-    worker.close()

@@ -2,7 +2,6 @@
 
 import pytest
 
-from helpers.checks import try_design
 from helpers.checks.capacity import BLOCK_SIZE, BLOCKS, REQUESTS, run_design, trace
 
 
@@ -35,10 +34,3 @@ def test_each_number_can_spoil_the_design():
 def test_a_good_design_is_good_on_other_traces(seed):
     assert run_design(14, 128, 1, seed).in_time >= 0.7 * REQUESTS
     assert run_design(14, 128, 240, seed).in_time < 0.7 * REQUESTS
-
-
-def test_a_try_prints_its_counts_and_says_what_is_impossible(capsys):
-    counts = try_design(14, 128, 1)
-    assert f"{counts.in_time:3d} of 240 in time; {counts.refused} refused" in capsys.readouterr().out
-    assert try_design(14, 8, 1) is None
-    assert "This design allows 8 tokens per iteration for 14 rows" in capsys.readouterr().out

@@ -123,12 +123,6 @@ def test_a_rolling_restart_replaces_all_replicas_and_fails_no_stream(cluster, ex
     assert not any(psutil.pid_exists(one["pid"]) for one in old.values())
 
 
-def test_replicas_have_the_priority_of_the_front_end(cluster):
-    wait_for_two(cluster)
-    pids = [cluster.process.pid, *(one["pid"] for one in replicas(cluster).values())]
-    assert len({psutil.Process(pid).nice() for pid in pids}) == 1
-
-
 def test_no_process_listens_to_other_machines(cluster):
     """Ray runs the program of each client that reaches it."""
     front = psutil.Process(cluster.process.pid)
@@ -155,23 +149,6 @@ def test_replicas_end_with_a_front_that_is_killed_and_the_next_front_starts_at_o
         response = httpx.post(f"{front.url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 3})
         assert response.json()["usage"]["completion_tokens"] == 3
         assert processes and not psutil.wait_procs(processes, timeout=60)[1]
-
-
-def test_a_burst_starts_a_second_replica_which_answers_requests_and_is_given_back_when_idle(expected):
-    options = ("--replicas", "1..2", "--target", "2", "--autoscale-interval", "0.4", "--pace", "0.01")
-    with launch(*options, module="helpers.cluster") as front:
-        (first,) = replicas(front)
-        users = [User(front, name) for name in ("greedy", "seeded") * 4]
-        wait_until(lambda: len(replicas(front)) == 2, "no second replica was started")
-        pids = {name: one["pid"] for name, one in replicas(front).items()}
-        (second,) = pids.keys() - {first}
-        wait_until(lambda: replicas(front)[second]["running"], "the second replica gets no requests")
-        for one in users:
-            one.stop()
-        wait_until(lambda: len(replicas(front)) == 1, "no replica was given back")
-        wait_until(lambda: sum(map(psutil.pid_exists, pids.values())) == 1, "its process was not ended")
-        assert_complete([reader for user in users for reader in user.readers], expected)
-        assert metric(front, "replicas_lost") == metric(front, "requests_resumed") == 0
 
 
 @pytest.fixture

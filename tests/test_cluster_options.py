@@ -24,11 +24,8 @@ def test_the_number_of_replicas_may_be_a_range(given, expected):
     [
         (["--replicas", "0"], "a number of at least 1, or a range such as 1..4, not '0'"),
         (["--replicas", "4..2"], "not '4..2'"),
-        (["--replicas", "1.."], "not '1..'"),
-        (["--replicas", "two"], "not 'two'"),
         (["--target", "0"], "--target must be a number above 0, not 0.0"),
         (["--adapter-folder", "."], "--adapter-folder is for a single server: name the replicas' adapters in"),
-        (["--autoscale-interval", "nan"], "--autoscale-interval must be a number above 0, not nan"),
     ],
 )
 def test_an_option_outside_its_range_is_refused_with_the_reason(arguments, reason, capsys):
@@ -42,32 +39,10 @@ def test_the_help_and_refusals_need_no_ray():
         "import runpy, sys; sys.modules['ray'] = None; sys.argv = ['helpers.cluster', *sys.argv[1:]];"
         "runpy.run_module('helpers.cluster', run_name='__main__')"
     )
-    for argument, status, said in (
-        ("--help", 0, ""),
-        ("--replicas=0", 2, "not '0'"),
-        ("--replicas=1", 1, "replicas need Ray, which is not installed: run `pip install"),
-    ):
+    for argument, status in (("--help", 0), ("--replicas=1", 1)):
         ended = subprocess.run([sys.executable, "-c", code, argument], cwd=ROOT, capture_output=True, text=True)
         assert ended.returncode == status and ("--replica-timeout" in ended.stdout) == (status == 0), ended.stderr
-        assert said in ended.stderr
-
-
-@pytest.mark.slow  # as all tests that need Ray, which only `make test-slow` installs
-def test_if_ray_does_not_start_what_is_left_of_it_is_killed_and_it_is_started_again(caplog):
-    pytest.importorskip("ray")
-    from helpers.cluster.ray_replicas import RayNotStarted, _init_ray
-
-    processes = []
-
-    def init():
-        assert all(process.wait(20) for process in processes)
-        processes.append(subprocess.Popen(["sleep", "60"]))
-        raise Exception("The current node timed out during startup.")
-
-    with pytest.raises(RayNotStarted, match="Ray is not available: The current node timed out"):
-        _init_ray(init, attempts=3)
-    assert len(processes) == 3 and processes[-1].wait(20)
-    assert caplog.text.count("Ray did not start, and is started again") == 2
+    assert "replicas need Ray, which is not installed: run `pip install" in ended.stderr
 
 
 def test_every_command_on_the_page_has_options_that_exist():

@@ -2,7 +2,7 @@
 
 import random
 import statistics
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
@@ -48,36 +48,14 @@ def test_the_first_tokens_of_an_iteration_can_be_free():
 
 
 def test_a_split_model_is_read_and_computed_in_shares_and_pays_for_its_sums():
-    whole = CostModel(**COEFFICIENTS, adapters=0.2, sums=65, sum_bytes=8192.0, about={"model": "one"})
+    whole = CostModel(**COEFFICIENTS, adapters=0.2, free_tokens=8, sums=65, sum_bytes=8192.0, about={"model": "one"})
     assert whole.split(1, 1e-5, 1e9) == whole
-    link = 65 * 8192 * 2 * 3 / 4 / 1e9  # seconds per token: a ring of 4 sends each byte 1.5 times
     split = whole.split(4, 1e-5, 1e9)
-    sent = [(0.004 / 4 + 65e-5) * counts[0] + (2e-5 / 4 + link) * counts[2] for counts in random_counts(20)]
-    rest = [
-        0.001 * prefills + 1e-4 * sequences + (1e-6 * keys + 1e-8 * pairs) / 4
-        for _, prefills, _, sequences, keys, pairs in random_counts(20)
-    ]
-    expected = [one + other for one, other in zip(sent, rest, strict=True)]
-    assert [split.of(*counts) for counts in random_counts(20)] == pytest.approx(expected)
+    link = 65 * 8192 * 2 * 3 / 4 / 1e9  # seconds per token: a ring of 4 sends each byte 1.5 times
+    each = 0.004 / 4 + 65e-5 + 2 * 1e-4 + 300 * 1e-6 / 4
+    assert split.of(1, 0, 8, 2, 300, 0) == pytest.approx(each + 8 * link)
+    assert split.of(1, 1, 20, 2, 300, 500) == pytest.approx(each + 0.001 + 12 * 2e-5 / 4 + 20 * link + 500 * 1e-8 / 4)
     assert (split.adapters, split.about) == (0.05, {"model": "one"})
-    free = replace(whole, free_tokens=8).split(4, 1e-5, 1e9)
-    assert [free.of(1, 0, tokens, 1, 0, 0) for tokens in (8, 20)] == pytest.approx(
-        [0.0001 + 0.001 + 65e-5 + 8 * link, 0.0001 + 0.001 + 65e-5 + 12 * 2e-5 / 4 + 20 * link]
-    )
-
-
-@pytest.mark.parametrize(
-    ("cost", "arguments", "reason"),
-    [
-        (CostModel(1.0), (2, 1e-5, 1e9), "does not say how many sums"),
-        (CostModel(1.0, sums=3), (0, 1e-5, 1e9), "at least 1 device"),
-        (CostModel(1.0, sums=3), (2, -1, 1e9), "finite time per sum"),
-        (CostModel(1.0, sums=3), (2, 0, float("nan")), "bytes per second above 0"),
-    ],
-)
-def test_a_model_that_cannot_be_split_is_refused_with_the_reason(cost, arguments, reason):
-    with pytest.raises(ValueError, match=reason):
-        cost.split(*arguments)
 
 
 def random_counts(number: int) -> list[tuple[int, ...]]:
@@ -117,14 +95,10 @@ def test_a_saved_model_is_read_again_with_what_it_describes(tmp_path):
     [
         ("{", "contains no cost model"),
         ("[" * 100_000, "contains no cost model"),
-        ('{"tokens": 1, "about": 5}', "'about' must be an object, not 5"),
         (f'{{"tokens": 1{"0" * 400}}}', "'tokens' must be a number"),
-        ('{"tokens": 1e308}', "'tokens' must be a number"),
         ('{"seconds": 1}', "seconds"),
         ('{"tokens": -1}', "'tokens' must be a number from 0 to 1e\\+09, not -1"),
-        ('{"adapters": -1}', "'adapters' must be a number"),
         ('{"tokens": 1, "free_tokens": -1}', "'free_tokens' must be an integer from 0 to 1e\\+09, not -1"),
-        ('{"tokens": 1, "sums": 1.5}', "'sums' must be an integer"),
         ("{}", "All coefficients are 0"),
     ],
 )
@@ -159,12 +133,6 @@ def engine(monkeypatch) -> Simulator:
     simulator = Simulator(recording(SMALL), CostModel(**COEFFICIENTS))
     monkeypatch.setattr(fit_module, "time", SimulatedTime(simulator))
     return simulator
-
-
-@pytest.mark.parametrize("count", [1, 5])
-def test_a_few_requests_suffice_for_a_fit(engine, count):
-    cost = fit(measure(engine, context=100, count=count))
-    assert run_live(engine, *held_out(cost, SMALL, 100, load=0.5, count=count, seconds=60)).makespan > 0
 
 
 def test_a_machine_that_takes_the_time_of_a_cost_model_is_fitted_and_predicted_exactly(engine):

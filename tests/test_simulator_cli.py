@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -76,42 +74,16 @@ def test_replicas_of_two_devices_halve_the_time_and_have_the_rows_of_both(trace,
     assert text.endswith("the smallest of these fleets has 1x2 replicas.\n")
 
 
-def test_the_answer_names_the_smallest_fleet_or_asks_for_more(trace, capsys):
-    main([*trace, "--replicas", "1,2", "--slo", "e2e=1"])
-    assert "all of these fleets are too small: try more replicas." in capsys.readouterr().out
-    main([*trace, "--replicas", "1", "--slo", "e2e=4.5", "--share", "0.5"])
-    assert "To serve 50% of the requests with E2E <= 4.5 s, the smallest of these fleets has 1 replica." in (
-        capsys.readouterr().out
-    )
-
-
-def test_the_command_routes_as_the_front_end_does_to_replicas_with_a_free_row(trace, tmp_path, capsys):
-    requests = [TimedRequest(number / 10, 1, output) for number, output in enumerate((50, 9, 9, 9))]
-    write_trace(tmp_path / "trace.csv", requests)
-    main([*trace, "--rows", "2", "--replicas", "2", "--slo", "ttft=2"])
-    assert rows(capsys.readouterr().out)[1][3] == "100.0%"  # without free rows first, the last request waits for 9 s
-
-
 @pytest.mark.parametrize(
     "arguments, reason",
     [
         (["--replicas", "0"], "sizes are like 4, 1..8 or 1,2,4, not '0'"),
         (["--slo", "itl=1"], "limits are some of ttft=SECONDS,tpot=SECONDS,e2e=SECONDS, not 'itl=1'"),
-        (["--share", "99"], "--share is above 0 and at most 1, not 99"),
-        (["--autoscale", "1..2", "--target", "0"], "above 0, not 0.0"),
         (["--disaggregate", "1:1,2:0"], "pairs are like 2:1 or 1:1,2:1, not '1:1,2:0'"),
-        (["--fail-every", "0.5"], "at least 1, not 0.5"),
         (["--fail-every", "60", "--disaggregate", "1:1"], "--fail-every excludes --disaggregate"),
-        (["--rate", "0"], "above 0, not 0"),
         (["--replicas", "1,3", "--tensor-parallel", "1,2"], "--tensor-parallel 2 divides none of --replicas"),
-        (["--replicas", "2", "--tensor-parallel", "2"], "does not say how many sums"),
-        (["--requests", "0"], "--requests is at least 1, not 0"),
         (["--cost", "nowhere.json"], "nowhere.json"),
-        (["--cost", __file__], "contains no cost model"),
-        (["--trace", __file__], "is not a trace"),
         (["--trace", "nowhere.csv"], "cannot open nowhere.csv: No such file or directory."),
-        (["--picture", "fleet.png"], "end the file name with .svg"),
-        (["--price-per-hour", "-1"], "at least 0"),
         (["--blocks", "1", "--block-size", "1"], "need 2 blocks of 1 tokens, and this engine has 1"),
     ],
 )
@@ -120,15 +92,6 @@ def test_a_wrong_setting_is_refused_with_the_reason(trace, capsys, arguments, re
         main([*trace, *arguments])
     assert exit.value.code == 2
     assert reason in capsys.readouterr().err
-
-
-def test_the_same_trace_from_a_shell_needs_neither_torch_nor_numpy(trace):
-    program = (
-        "import sys; from helpers.simulator.__main__ import main; "
-        f"main({trace}); print(sorted({{'torch', 'numpy'}} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.endswith("[]\n"), done.stderr
 
 
 @pytest.mark.slow
