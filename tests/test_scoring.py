@@ -36,7 +36,7 @@ def assert_scored(pair, output, num_best):
     [
         {},
         {"execution": "padded"},
-        {"max_tokens_per_step": 9, "max_batch_size": 3, "block_size": 4, "num_blocks": 24},
+        {"max_tokens_per_step": 9, "max_batch_size": 3},
         {"max_tokens_per_step": 9, "max_batch_size": 4, "execution": "padded"},
         {"max_batch_size": 3, "block_size": 4, "prefix_caching": False, "mixed_batches": False},
         {"max_tokens_per_step": 16, "speculative": "ngram"},
@@ -75,6 +75,28 @@ def test_a_prompt_to_score_is_computed_although_it_is_cached_and_its_own_tokens_
             assert_scored(embedded, output, params.prompt_logprobs)
         computed.append(sum(one.tokens for one in engine.trace.passes))
     assert computed[0] == computed[2] == computed[3] == length and max(computed[1], computed[4]) <= 4
+
+
+def test_a_prompt_that_is_preempted_while_it_is_scored_is_scored_completely(random_pairs):
+    config = EngineConfig(max_batch_size=2, max_tokens_per_step=8, block_size=2, num_blocks=24)
+    engine = Engine(*random_pairs, config)
+    preempted, schedule = [], engine.scheduler.schedule
+
+    def watched():
+        plan = schedule()
+        notes = [one.request.notes for one in plan.preempted]
+        preempted.extend(len(one["prompt_logprobs"]) for one in notes if "prompt_logprobs" in one)
+        return plan
+
+    engine.scheduler.schedule = watched
+    prompts = [PROMPTS[9], PROMPTS[8]]
+    first, second = engine.generate(
+        prompts, [SamplingParams(30, ignore_eos=True), SamplingParams(3, prompt_logprobs=2)], arrivals=[0, 12]
+    )
+    assert any(1 < scored < 33 for scored in preempted), "preempted in the middle of its prompt"
+    assert_scored(random_pairs, second, 2)
+    assert second.token_ids == Engine(*random_pairs).generate(prompts[1], SamplingParams(3))[0].token_ids
+    assert len(first.token_ids) == 30 and engine.block_manager.used == 0
 
 
 def test_a_prompt_may_fill_the_context_if_nothing_follows_and_may_be_one_token():
