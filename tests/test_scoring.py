@@ -36,7 +36,7 @@ def assert_scored(pair, output, num_best):
     [
         {},
         {"execution": "padded"},
-        {"max_tokens_per_step": 9, "max_batch_size": 3, "block_size": 4, "num_blocks": 24},
+        {"max_tokens_per_step": 9, "max_batch_size": 3},
         {"max_tokens_per_step": 9, "max_batch_size": 4, "execution": "padded"},
         {"max_batch_size": 3, "block_size": 4, "prefix_caching": False, "mixed_batches": False},
         {"max_tokens_per_step": 16, "speculative": "ngram"},

@@ -8,6 +8,7 @@ import functools
 import gc
 import itertools
 import json
+import random
 import re
 import time
 
@@ -143,6 +144,17 @@ def test_a_token_is_allowed_if_and_only_if_a_matching_text_begins_with_it(embedd
     assert allowed(state, [7, 7, *begun], scores) == sorted(expected), "logits beyond the vocabulary are excluded, too"
     one_by_one = [id for id in range(len(tokenizer)) if GrammarState(state.grammar, 2).allows([7, 7, *begun], id)]
     assert one_by_one == sorted(expected)
+
+
+def test_a_state_follows_the_tokens_forth_and_back():
+    tokenizer, draw, scores = byte_tokenizer(), random.Random(0), torch.zeros(264)
+    ids = tokenizer('{"name": "Ada", "age": -36}')["input_ids"]
+    grammar = compiled(tokenizer, json=PERSON)
+    state = GrammarState(grammar, 3)
+    for place in draw.choices(range(20), k=60):
+        token_ids = [5, 5, 5, *ids[:place]]
+        state.allows(token_ids, draw.choice([*ids, 0]))
+        assert allowed(state, token_ids, scores) == allowed(GrammarState(grammar, 3), token_ids, scores)
 
 
 def test_a_complete_text_ends_even_if_other_parameters_exclude_eos():
