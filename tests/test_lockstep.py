@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import PROMPTS, alone
+from test_routing import CacheAlone
 
 from helpers import Engine
 from helpers.cluster.dispatcher import DispatchedRequest, Dispatcher
@@ -16,7 +17,6 @@ from helpers.engine import EngineConfig, SamplingParams
 from helpers.features.structured_outputs import StructuredOutputs
 from helpers.server.output_delta import OutputDelta
 from helpers.simulator import Simulator
-from tests.support.routers import CacheAlone
 
 BLOCK, PREFIX = 16, 128  # tokens
 

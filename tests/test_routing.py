@@ -3,17 +3,17 @@
 import random
 
 from helpers.cluster.replica_state import ReplicaState
-from helpers.cluster.routing import (
-    FreeRowsFirst,
-    LeastOutstandingTokens,
-    PrefixAware,
-    RoundRobin,
-)
+from helpers.cluster.routing import FreeRowsFirst, LeastOutstandingTokens, PrefixAware, RoundRobin
 from helpers.engine import EngineConfig, SamplingParams, Sequence
 from helpers.simulator import Simulator
-from tests.support.routers import CacheAlone
 
 PROMPT = list(range(40))
+
+
+class CacheAlone(PrefixAware):
+    """Considers the cache alone."""
+
+    weight = 0
 
 
 class Known:
