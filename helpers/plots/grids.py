@@ -48,7 +48,7 @@ def _font_size(texts: Sequence[str], inches: float) -> float:
 def batches(named: Mapping[str, Mapping], title: str = "") -> Picture:
     """Draw batches below each other, for example before and after a verb: a row per request and a column per token.
 
-    Tokens are colored, those that the next forward pass reads are framed, and left padding is hatched.
+    Tokens are colored, those that the next forward pass reads are framed, and padding is hatched.
     """
     columns = max(batch["attention_mask"].size(1) for batch in named.values())
     rows = [max(1, len(batch["request_ids"])) + 0.9 for batch in named.values()]
@@ -70,8 +70,8 @@ def batches(named: Mapping[str, Mapping], title: str = "") -> Picture:
         "in the cache": {"facecolor": next(iter(color.values()), SKY), "edgecolor": PAGE},
         "token to compute next": {"facecolor": PAGE, "edgecolor": INK, "linewidth": 1.6},
     }
-    key["left padding (mask 0)"] = wasted()
-    add_key(figure, key)
+    is_padded = not all(batch["attention_mask"].all() for batch in named.values())
+    add_key(figure, key | ({"padding (mask 0)": wasted()} if is_padded else {}))
     return Picture(figure, " ".join(f"{name}: {_describe(batch)}." for name, batch in named.items()))
 
 
