@@ -135,10 +135,10 @@ def test_lengths_follow_their_distribution():
 
 
 def test_prompts_have_their_length_and_no_beginning_in_common():
-    prompts = texts([40] * 50, tokens_per_word=2)
-    assert {len(prompt.split()) for prompt in prompts} == {20}
+    prompts = texts([40] * 50)
+    assert {len(prompt.split()) for prompt in prompts} == {30}
     assert len({prompt[:40] for prompt in prompts}) == 50
-    assert prompts == texts([40] * 50, 2) != texts([40] * 50, 2, seed=1)
+    assert prompts == texts([40] * 50) != texts([40] * 50, seed=1)
     assert [len(ids) for ids in token_ids([1, 30, 7])] == [1, 30, 7]
 
 

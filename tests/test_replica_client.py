@@ -95,14 +95,14 @@ async def test_the_error_that_stops_the_front_end_is_logged(caplog):
         assert client.crashed and "ZeroDivisionError" in caplog.text
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2])
 @in_loop
-async def test_all_waiting_requests_fail_if_one_of_them_stops_the_front_end(monkeypatch):
-    async with running(1, shut=True, restarts=False) as client:
-        client.started[0].lose()
-        await wait_until(lambda: not client.replicas)
-        streams = [await submit(client, [0, 1], 4, f"r{number}") for number in range(3)]
+async def test_all_requests_without_a_replica_fail_if_one_of_them_stops_the_front_end(num_replicas, monkeypatch):
+    async with running(num_replicas, shut=True) as client:
+        streams = [await submit(client, [0, 1], 4, f"r{number}") for number in range(4)]
         monkeypatch.setattr(Replica, "add", lambda *_: 1 / 0)
-        client.may_start.release()
+        client.started[-1].add = Replica.add
+        client.started[0].lose()
         for stream in streams:
             with pytest.raises(EngineFailed, match="ZeroDivisionError"):
                 await tokens(stream)

@@ -240,13 +240,11 @@ def test_a_failed_process_fails_its_pass_within_seconds_and_the_engine_goes_on(h
     split.scheduler.hold(bystander)  # it has keys, and is not in the pass
     old = list(split.runner.group.processes)
     harm(split)
-    failures = split.runner.num_failures
     begin = time.monotonic()
     outputs |= {one.request_id: one for one in split.step()}
     assert time.monotonic() - begin < 10
     assert all(message in outputs[id].error and "Send the request again" in outputs[id].error for id in (0, 1))
     assert all(process.poll() is not None for process in old)
-    assert split.runner.num_failures == failures + 1
     split.scheduler.resume(bystander)
     for id, (prompt, params) in enumerate(ours[:2]):
         split.add_request(prompt, params, f"again {id}")

@@ -89,6 +89,11 @@ class Dispatcher:
             request.replica = None
         return orphans
 
+    @property
+    def waiting(self) -> list[DispatchedRequest]:
+        """The unfinished requests that no replica has now, in the order of their arrival."""
+        return [request for request in self.requests.values() if request.replica is None]
+
     def assign(self, request: DispatchedRequest, avoided: Collection[Hashable] = ()) -> Hashable:
         """Choose a replica for a request, whether new or from a lost replica, and return the replica's name.
 

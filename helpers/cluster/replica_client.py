@@ -72,7 +72,6 @@ class ReplicaClient(EngineClient):
         self.dispatcher = Dispatcher(FreeRowsFirst(router))
         self.pool = ReplicaPool(self, start_replica, timeout, drain_grace)
         self._first, self._autoscaler, self._looking = replicas, autoscaler, None
-        self._waiting: list[DispatchedRequest] = []  # for a replica
         self._aborted: set[str] = set()
         super().__init__(engine, max_queue, pace)
 
@@ -130,7 +129,6 @@ class ReplicaClient(EngineClient):
         if (request := self.dispatcher.requests.get(engine_id)) is None:
             return  # it has finished
         if request.replica is None:
-            self._waiting.remove(request)
             self._end(request, "abort")
         else:
             self._aborted.add(engine_id)
@@ -169,7 +167,6 @@ class ReplicaClient(EngineClient):
             name = self.dispatcher.assign(request, avoided)
         except NoReplicas:
             self.dispatcher.requests[request.request_id] = request
-            self._waiting.append(request)
             return None
         generated = {index: list(token_ids) for index, token_ids in request.generated.items()}
         options = {} if request.adapter is None else {"adapter": request.adapter}
@@ -182,9 +179,8 @@ class ReplicaClient(EngineClient):
             raise
 
     def _dispatch_waiting(self) -> None:
-        """Send the requests that wait, the longest wait first, as far as there are replicas for them."""
-        for request in list(self._waiting):
-            self._waiting.remove(request)
+        """Send the requests that wait, in the order of their arrival, as far as there are replicas for them."""
+        for request in self.dispatcher.waiting:
             self._dispatch(request)
 
     def _end(self, request: DispatchedRequest, reason: str, error: str | None = None) -> None:
@@ -251,7 +247,7 @@ class ReplicaClient(EngineClient):
 
     def _snapshot(self, passes: tuple, replica: str | None = None) -> Snapshot:
         """Describe all replicas as one engine, with the forward passes of one of them."""
-        snapshots, waiting = self.snapshots.values(), [request.request_id for request in self._waiting]
+        snapshots, waiting = self.snapshots.values(), [request.request_id for request in self.dispatcher.waiting]
         return Snapshot(
             passes,
             (*waiting, *(label for snapshot in snapshots for label in snapshot.waiting))[:MAX_NAMED],

@@ -115,7 +115,7 @@ def _requests(options: LoadOptions) -> Callable[[int], list[Request]]:
 
     def make(number: int) -> list[Request]:
         seed = 1000 * options.seed + number
-        contents = token_ids(prompts, seed) if options.token_ids else texts(prompts, seed=seed)
+        contents = token_ids(prompts, seed) if options.token_ids else texts(prompts, seed)
         return [Request(content, length) for content, length in zip(contents, outputs, strict=True)]
 
     return make

@@ -115,10 +115,10 @@ def words(seed: int = 0) -> Iterator[str]:
         yield from writer.story().split()
 
 
-def texts(lengths: Sequence[int], tokens_per_word: float = 4 / 3, seed: int = 0) -> list[str]:
-    """Return a text of about each length in tokens, made of consecutive words from a stream of stories."""
+def texts(lengths: Sequence[int], seed: int = 0) -> list[str]:
+    """Return a text of about each length in tokens, four for three words, from a stream of stories."""
     stream = words(seed)
-    return [" ".join(next(stream) for _ in range(max(1, round(length / tokens_per_word)))) for length in lengths]
+    return [" ".join(next(stream) for _ in range(max(1, round(3 * length / 4)))) for length in lengths]
 
 
 def token_ids(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:

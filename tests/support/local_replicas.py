@@ -131,7 +131,7 @@ def http_client(client: ReplicaClient, **options) -> httpx.AsyncClient:
 
 def is_empty(client: ReplicaClient) -> bool:
     return not (
-        client.num_in_flight or client._streams or client._num_unfinished or client._waiting or client._aborted
+        client.num_in_flight or client._streams or client._num_unfinished or client._aborted
         or client.dispatcher.requests or any(one.outstanding_tokens for one in client.dispatcher.replicas.values())
     )  # fmt: skip
 

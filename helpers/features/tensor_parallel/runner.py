@@ -47,7 +47,6 @@ class TensorParallelRunner(RaggedRunner):
     Attributes:
         group: the processes.
         has_lost_keys: whether keys and values were lost, with processes that failed.
-        num_failures: how often processes failed.
         traffic: what the processes have sent to one another in the latest pass.
 
     Raises:
@@ -61,7 +60,7 @@ class TensorParallelRunner(RaggedRunner):
         check_divides(model, size)
         split_styles(model)  # before processes are started
         self.group, self.pool = Group(model, size, make_fast), _RemotePool(num_blocks, block_size)
-        self.has_lost_keys, self.num_failures, self.traffic = False, 0, Traffic()
+        self.has_lost_keys, self.traffic = False, Traffic()
         self._weights = [weight for weight in model.parameters() if not weight.is_inference()]
         self._start()
 
@@ -100,7 +99,7 @@ class TensorParallelRunner(RaggedRunner):
                 self._start()  # after changed weights, the engine computes all keys again
             logits, *counts = self.group.compute(Pass(pool.parts, pool.take_copies(), *numbers, segments))
         except BaseException:
-            self.has_lost_keys, self.num_failures = True, self.num_failures + 1
+            self.has_lost_keys = True
             raise
         self.traffic = Traffic(*counts)
         return logits
