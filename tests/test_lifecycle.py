@@ -36,6 +36,7 @@ def test_in_a_rolling_restart_a_replica_drains_only_while_all_others_are_ready()
     old.state = DRAINING
     assert next_change([old, other], 2, 1, None) == Start(0)
     assert next_change([other, old, new], 2, 1, None) is None
+    assert next_change([other, new], 2, 1, None) is None
     new.state = READY
     assert next_change([other, old, new], 2, 1, None) is None
     assert next_change([other, new], 2, 1, None) == Drain(other)

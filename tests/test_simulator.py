@@ -11,7 +11,7 @@ from operator import add
 from typing import NamedTuple
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
@@ -148,7 +148,8 @@ def test_a_trace_of_requests_with_lengths_has_their_tokens_on_the_clock_of_their
 
 
 @pytest.mark.parametrize("seconds", [CostModel(0.3, tokens=0.01, keys=1e-3), lambda plan: 0.3 + 0.01 * plan.tokens])
-@settings(max_examples=25, phases=[Phase.generate])
+@settings(max_examples=25, phases=[Phase.explicit, Phase.generate])
+@example(({"speculative": OneTooFew()}, [Request(0, [5], 16, 0, True, NEVER)]), False)  # all of its drafts are right
 @given(workloads(), st.booleans())
 def test_the_trace_of_simulate_is_that_of_a_simulator_with_texts_and_outputs(seconds, workload, has_blocks):
     options, requests = workload
