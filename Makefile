@@ -16,10 +16,6 @@ OLDEST_TESTS := families models kv_cache executor batch_invariant sampling ragge
 SLOW := $(shell grep -ls pytest.mark.slow tests/test_*.py)
 IN_SECOND := checks cluster page playground published_figures reinforcement_learning simulator site tensor_parallel
 SECOND := $(filter $(foreach name,$(IN_SECOND),tests/test_$(name).py),$(SLOW))
-# These run in the stream of the lessons, which is the shorter one. The tests of exercises compute the same cases, and a copy
-# for students has none of them.
-OF_EXERCISES := $(if $(wildcard tests/answers),checks exercises grading)
-WITH_LESSONS := $(foreach name,$(OF_EXERCISES) layout tensor_parallel,tests/test_$(name).py)
 LESSON_FILES := $(foreach names,[0-9]_* [0-9][0-9]_* extra/*,$(sort $(wildcard notebooks/$(names).ipynb)))
 # Copies, because running a notebook changes its file. `make lab` never overwrites them, and `make clean` keeps them.
 LAB_FILES := $(patsubst notebooks/%,%,$(LESSON_FILES) $(sort $(wildcard notebooks/exercises/release/*/*.ipynb)))
@@ -28,26 +24,26 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 # Idle threads of PyTorch wait in a busy loop, so two processes on the same cores slow each other down many times over.
 # Passive waiting avoids that. Benchmarks run alone and are faster without it.
-course test test-slow soak test-oldest support-matrix notebooks lab serve cluster release grade: export OMP_WAIT_POLICY := PASSIVE
+course test test-lessons test-slow soak test-oldest support-matrix notebooks lab serve cluster release grade: export OMP_WAIT_POLICY := PASSIVE
 
 # Compiled kernels stay in this folder, too; without this variable they go to the user's cache folder.
 export COURSE_KERNEL_CACHE := $(CURDIR)/build/kernels
 
 # These commands should do the same everywhere, so they ignore personal settings of Jupyter and matplotlib.
 CACHE := $(CURDIR)/build/cache
-course test test-slow notebooks images release grade bench: | build/cache
-course test test-slow notebooks images release grade bench: export MPLCONFIGDIR := $(CACHE)/matplotlib
-course test test-slow notebooks images release grade: export IPYTHONDIR := $(CACHE)/ipython
-course test test-slow notebooks images release grade: export JUPYTER_CONFIG_DIR := $(CACHE)/jupyter/config
-course test test-slow notebooks images release grade: export JUPYTER_DATA_DIR := $(CACHE)/jupyter/data
-course test test-slow notebooks images release grade: export JUPYTER_RUNTIME_DIR := $(CACHE)/jupyter/runtime
+course test test-lessons test-slow notebooks images release grade bench: | build/cache
+course test test-lessons test-slow notebooks images release grade bench: export MPLCONFIGDIR := $(CACHE)/matplotlib
+course test test-lessons test-slow notebooks images release grade: export IPYTHONDIR := $(CACHE)/ipython
+course test test-lessons test-slow notebooks images release grade: export JUPYTER_CONFIG_DIR := $(CACHE)/jupyter/config
+course test test-lessons test-slow notebooks images release grade: export JUPYTER_DATA_DIR := $(CACHE)/jupyter/data
+course test test-lessons test-slow notebooks images release grade: export JUPYTER_RUNTIME_DIR := $(CACHE)/jupyter/runtime
 # With this setting PyTorch allocates weights in huge pages, which makes every engine on PyTorch a few percent faster.
 bench: export THP_MEM_ALLOC_ENABLE := 1
 # The stored outputs come from the embedded model.
-test test-slow soak test-oldest: export COURSE_MODEL :=
+test test-lessons test-slow soak test-oldest: export COURSE_MODEL :=
 
 .DEFAULT_GOAL := help
-.PHONY: help course site slides lab serve cluster test test-slow soak test-oldest support-matrix bench notebooks images release handout grade colab tiny-model tiny-adapters clean
+.PHONY: help course site slides lab serve cluster test test-lessons test-slow soak test-oldest support-matrix bench notebooks images release handout grade colab tiny-model tiny-adapters clean
 
 help:  ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -80,30 +76,32 @@ serve: $(STAMP)  ## serve the embedded model to OpenAI clients, with a live view
 cluster: $(CLUSTER)  ## serve it from two replicas, with a live view at http://127.0.0.1:8100 [ARGS="--replicas 4"]
 	$(RUN) -m helpers.cluster $(ARGS)
 
-# Many tests of a server wait for minutes before they fail. After ten, the others would tell nothing new. The model of the
-# lessons is so small that it is faster with one thread, and the other tests need the other cores. The lessons' kernels
-# are forks of one process: the import of PyTorch would take a fifth of their time.
-test: $(STAMP)  ## lint, run the unit tests that are not slow, and run every lesson and compare it with its stored outputs
+# $(1) and $(2) are two commands that run beside each other.
+IN_TWO_STREAMS = @echo "The tests run in two streams, and the results of the second one follow."; \
+	mkdir -p build; $(2) >build/second.log 2>&1 & second=$$!; \
+	trap "kill $$second 2>/dev/null" EXIT; \
+	$(1); first=$$?; \
+	wait $$second; second=$$?; cat build/second.log; \
+	exit $$((first || second))
+
+# Many tests of a server wait for minutes before they fail. After ten, the others would tell nothing new.
+UNIT := $(RUN) -m pytest tests -rR --maxfail 10
+test: $(STAMP)  ## lint, and run the unit tests that are not slow
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-logo --no-cache
-	@echo "The lessons and some unit tests run beside the other unit tests, and their results follow."
-	@mkdir -p build; \
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -p tests.support.forked_kernels --nbval $(or $(LESSON_FILES),notebooks/no-lessons-found.ipynb) $(WITH_LESSONS) >build/lessons.log 2>&1 & lessons=$$!; \
-	trap "kill $$lessons 2>/dev/null" EXIT; \
-	$(RUN) -m pytest tests $(addprefix --ignore ,$(WITH_LESSONS)) -rR --maxfail 10; unit=$$?; \
-	wait $$lessons; lessons=$$?; cat build/lessons.log; \
-	exit $$((unit || lessons))
+	$(call IN_TWO_STREAMS,$(UNIT) --ignore-glob '*/test_[a-f]*',$(UNIT) --ignore-glob '*/test_[g-z]*')
+
+# The model of the lessons is so small that it is faster with one thread. The lessons' kernels are forks of one process:
+# the import of PyTorch would take a fifth of their time.
+LESSONS_RUN := OMP_NUM_THREADS=1 $(RUN) -m pytest -p tests.support.forked_kernels --nbval
+test-lessons: $(STAMP)  ## run every lesson, and compare it with its stored outputs
+	$(call IN_TWO_STREAMS,$(LESSONS_RUN) $(filter notebooks/1%,$(LESSON_FILES)),$(LESSONS_RUN) $(filter-out notebooks/1%,$(LESSON_FILES)))
 
 # Browsers and killed processes depend on how busy the machine is, so a test that fails is run once more, and reported.
+SLOW_RUN := $(RUN) -m pytest -m slow --timeout 900 --reruns 1 -rRs --durations 10
 test-slow: $(STAMP) $(CLUSTER)  ## run the slow tests: grading, Colab, the live view in a browser, an installed wheel, killed processes
-	@echo "The tests run in two streams, and the results of the second one follow."
-	@mkdir -p build; slow="$(RUN) -m pytest -m slow --timeout 900 --reruns 1 -rRs --durations 10"; \
-	$$slow $(SECOND) >build/slow.log 2>&1 & second=$$!; \
-	trap "kill $$second 2>/dev/null" EXIT; \
-	$$slow $(filter-out $(SECOND),$(SLOW)); first=$$?; \
-	wait $$second; second=$$?; cat build/slow.log; \
-	exit $$((first || second))
+	$(call IN_TWO_STREAMS,$(SLOW_RUN) $(filter-out $(SECOND),$(SLOW)),$(SLOW_RUN) $(SECOND))
 
 soak: $(STAMP)  ## overload a server with clients that misbehave, kill it twice, and report; takes minutes [ARGS="--requests 1000"]
 	$(RUN) -m tests.tools.soak $(ARGS)
