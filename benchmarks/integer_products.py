@@ -65,7 +65,7 @@ def milliseconds(outputs: int, inputs: int, budget: float) -> list[list[float]]:
     layer = nn.Linear(inputs, outputs, bias=False)
     half = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16)
     quantized, integers = QuantizedLinear(half, "int8"), round_inputs(QuantizedLinear(half, "int8"))
-    ways = [products(one) for one in (layer, half, quantized, integers)] + [[int_mm(quantized)]]
+    ways = [products(module) for module in (layer, half, quantized, integers)] + [[int_mm(quantized)]]
     evict, times = evictor(min(last_level_cache(), 300_000_000)), []
     for rows in ROWS:
         x = torch.randn(rows, inputs)
@@ -98,7 +98,7 @@ def main(*models: str, budget: float = 1.5) -> None:
             for rows, times in zip(ROWS, milliseconds(outputs, inputs, budget), strict=True):
                 if min(times) < float("inf"):
                     gain = f"{min(times[:3]) / times[3]:.2f}"
-                    lines.append([f"{name}, {outputs}x{inputs}", rows, *(f"{one:.3f}" for one in times), gain])
+                    lines.append([f"{name}, {outputs}x{inputs}", rows, *(f"{fastest:.3f}" for fastest in times), gain])
     print(f"{measured_on()} Milliseconds per product, the fastest of each kind, weights out of the cache.\n")
     header = ["weight", "rows", "float32", "bfloat16", "int8 weights", "int8 by int8", "`_int_mm`", "gain"]
     print(table(header, lines))

@@ -59,7 +59,7 @@ def quality(model, tokenizer, steps: int = 20, count: int = NUM_PROMPTS) -> str:
         plain.set_attn_implementation("rounded")
         perplexities.append(math.exp(held_out_loss(plain, tokenizer, steps)))
         changed = sum(tokens_changed(plain, *pair) for pair in zip(texts, outputs[0], strict=True))
-        different = sum(one != other for one, other in zip(*outputs, strict=True))
+        different = sum(unrounded != rounded for unrounded, rounded in zip(*outputs, strict=True))
         tokens = sum(map(len, outputs[0]))
         rows.append([name, f"{perplexities[0]:.4f}", "", ""])
         share = f"{changed} of {tokens:,} ({changed / tokens:.2%})"
@@ -124,7 +124,7 @@ def measure(name: str, rounds: int) -> Iterator[list[str]]:
     }
     results = {run: statistics.median(times) for run, times in take_turns(runs, rounds).items()}
     for (dtype, kv_cache), (_, token_bytes) in cases.items():
-        times, usual = ([results[dtype, one, rows] for rows in ROWS] for one in (kv_cache, "auto"))
+        times, usual = ([results[dtype, cache, rows] for rows in ROWS] for cache in (kv_cache, "auto"))
         cells = [f"{time:.1f} ({time / other:.2f})" for time, other in zip(times, usual, strict=True)]
         yield [name, dtype, dtype if kv_cache == "auto" else kv_cache, f"{token_bytes:,}", *cells]
 

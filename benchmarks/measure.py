@@ -183,7 +183,7 @@ def _compare_tokens(
             checked[engine.name] = (None, 0.0)
             continue
         reference = reference or outputs
-        different = [i for i, (one, other) in enumerate(zip(reference, outputs, strict=True)) if one != other]
+        different = [i for i, (expected, got) in enumerate(zip(reference, outputs, strict=True)) if expected != got]
         compared = {engine.name: outputs} if engine.rounds else {engine.name: outputs, engines[0].name: reference}
         largest = 0.0
         for i in range(len(outputs)) if engine.rounds else different:

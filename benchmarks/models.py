@@ -114,7 +114,7 @@ def find_model(name: str = "gpt2", smoke: bool = False) -> ModelOnDisk:
         )
     folder = Path(name).resolve()
     if not (folder / "config.json").exists():
-        names = ", ".join(f'"{one}"' for one in RANDOM)
+        names = ", ".join(f'"{known}"' for known in RANDOM)
         raise ValueError(f'There is no model in {folder}: name a model folder, "embedded", or one of {names}.')
     return ModelOnDisk(folder, str(folder))
 

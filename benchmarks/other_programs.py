@@ -49,8 +49,8 @@ class _Snapshot:
         kinds = ("user", "nice", "system", "irq", "softirq", "steal")
         total = psutil.cpu_times()
         self.busy = sum(getattr(total, kind, 0.0) for kind in kinds)
-        me = psutil.Process()
-        family = {me, *me.children(recursive=True)}
+        process = psutil.Process()
+        family = {process, *process.children(recursive=True)}
         self.own = sum(_seconds(process, with_ended_children=True) for process in family)
         self.others = {process: _seconds(process) for process in psutil.process_iter(["name"]) if process not in family}
 

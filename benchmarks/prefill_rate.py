@@ -26,10 +26,10 @@ def operations(model) -> float:
     """Return the additions and multiplications that a prompt takes."""
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
-    layers = [one for one in model.modules() if isinstance(one, nn.Linear | Conv1D) and one is not head]
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear | Conv1D) and module is not head]
     width = config.num_attention_heads * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
     pairs = TOKENS * (TOKENS + 1) / 2
-    return 2 * TOKENS * sum(one.weight.numel() for one in layers) + 4 * pairs * width * config.num_hidden_layers
+    return 2 * TOKENS * sum(layer.weight.numel() for layer in layers) + 4 * pairs * width * config.num_hidden_layers
 
 
 def prefill(engine: Engine) -> Callable[[], float]:

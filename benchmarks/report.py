@@ -44,7 +44,7 @@ class Spread:
     greatest: float
 
     @classmethod
-    def of(cls, figures: Sequence[float]) -> "Spread":
+    def from_figures(cls, figures: Sequence[float]) -> "Spread":
         return cls(statistics.median(figures), min(figures), max(figures))
 
     def __format__(self, spec: str) -> str:
@@ -53,19 +53,19 @@ class Spread:
 
 def ratios(reference: Measurement, other: Measurement) -> Spread:
     """Return how many times as fast as the reference an engine is, taken repeat by repeat."""
-    return Spread.of([a / b for a, b in zip(reference.seconds, other.seconds, strict=True)])
+    return Spread.from_figures([a / b for a, b in zip(reference.seconds, other.seconds, strict=True)])
 
 
 def tokens_per_second(measurement: Measurement) -> Spread:
     """Return the requested output tokens per second; what a static batch computes beyond them does not count."""
-    return Spread.of([measurement.output_tokens / seconds for seconds in measurement.seconds])
+    return Spread.from_figures([measurement.output_tokens / seconds for seconds in measurement.seconds])
 
 
 def bandwidth_share(measurement: Measurement, weight_bytes: int) -> Spread:
     """Return the share (0 to 1) of the memory bandwidth at which the decoding of a single request reads the weights."""
     passes = measurement.output_tokens  # one forward pass per token, the first token included
     readable = statistics.mean(measurement.bandwidth)
-    return Spread.of([weight_bytes * passes / seconds / readable for seconds in measurement.seconds])
+    return Spread.from_figures([weight_bytes * passes / seconds / readable for seconds in measurement.seconds])
 
 
 def panels(measurements: Sequence[Measurement]) -> list[list[Measurement]]:

@@ -45,7 +45,7 @@ def measure(name: str, dtype: str, rounds: int) -> dict[str, tuple[float, float]
 
     results = take_turns({way: decodes(settings) for way, settings in WAYS.items()}, rounds)
     ratios = {
-        way: [one / greedy for one, greedy in zip(times, results["greedy"], strict=True)]
+        way: [time / greedy for time, greedy in zip(times, results["greedy"], strict=True)]
         for way, times in results.items()
     }
     return {way: (statistics.median(times), statistics.median(ratios[way])) for way, times in results.items()}

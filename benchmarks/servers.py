@@ -160,7 +160,7 @@ def alone(folder: Path, dtype: str, users: int, count: int, repeats: int) -> str
             time.sleep(0.3)
             load = run_load(url, [Request(prompt, 32) for prompt in prompts], users=users, body=BODY, progress=False)
             times.append((own, load.duration))
-    engine_time, server_time = (1000 * statistics.median(one) for one in zip(*times[1:], strict=True))
+    engine_time, server_time = (1000 * statistics.median(seconds) for seconds in zip(*times[1:], strict=True))
     extra = sorted(1000 * (server - own) for own, server in times[1:])
     return (
         f"Users: {users}. {count} requests of 32 prompt and 32 output tokens, medians of {repeats}: engine "

@@ -18,7 +18,7 @@ from helpers import Engine, EngineConfig, SamplingParams, load_model, model_engi
 from .in_turns import iteration_times, random_prompts, table, take_turns
 from .machine import processor
 from .models import RANDOM, find_model
-from .timed_sums import Record, make_fast_and_timed
+from .timed_sums import PassRecorder, make_fast_and_timed
 
 SIZE, DECODES, PROMPT_TOKENS = 2, 8, 16
 WAYS = {"1 process, 1 thread": (1, 1), "2 processes, 1 thread each": (SIZE, 1), "1 process, 2 threads": (1, 2)}
@@ -38,12 +38,12 @@ def iterations(engine: Engine, threads: int, rows: int, prompt_tokens: int, prom
     return iteration_times(engine, count)[0 if rows == 1 else 1 :]
 
 
-def parts(run: Callable[[], list[float]], record: Record) -> dict[str, float]:
-    """Run with the record switched on, and return the milliseconds of the last iteration by what they were spent on."""
-    record.switch(True)
+def parts(run: Callable[[], list[float]], recorder: PassRecorder) -> dict[str, float]:
+    """Run with the recorder on, and return the milliseconds of the last iteration by what they were spent on."""
+    recorder.switch(True)
     whole = run()[-1]
-    record.switch(False)
-    found = {name: 1000 * seconds for name, seconds in record.seconds().items()}
+    recorder.switch(False)
+    found = {name: 1000 * seconds for name, seconds in recorder.seconds().items()}
     return found | {"engine, messages": whole - found.pop("pass"), "iteration": whole}
 
 
@@ -52,7 +52,7 @@ def measure(name: str, dtype: str, rounds: int) -> tuple[list[list[str]], list[l
     model, tokenizer = load_model(find_model(name).folder, dtype=getattr(torch, dtype))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "record")
-        record, usual = Record(path, SIZE), model_engine.make_fast
+        recorder, usual = PassRecorder(path, SIZE), model_engine.make_fast
         engines = {}
         for way, (size, threads) in WAYS.items():
             torch.set_num_threads(threads * size)  # each process has its part of them
@@ -69,7 +69,7 @@ def measure(name: str, dtype: str, rounds: int) -> tuple[list[list[str]], list[l
                 run = partial(iterations, engines[way], threads, rows, tokens, prompts)
                 runs[workload, way] = run
                 if engines[way].config.tensor_parallel_size > 1:
-                    runs[workload, "parts"] = partial(parts, run, record)
+                    runs[workload, "parts"] = partial(parts, run, recorder)
         results = take_turns(runs, rounds)
         for engine in engines.values():
             if engine.config.tensor_parallel_size > 1:
@@ -81,7 +81,7 @@ def measure(name: str, dtype: str, rounds: int) -> tuple[list[list[str]], list[l
         pooled = {way: [time for run in results[workload, way] for time in run] for way in WAYS}
         times.append(cells + [spread(pooled[way]) for way in WAYS])
         found = results[workload, "parts"]
-        spent.append(cells + [f"{statistics.median(one[part] for one in found):.1f}" for part in found[0]])
+        spent.append(cells + [f"{statistics.median(measured[part] for measured in found):.1f}" for part in found[0]])
     return times, spent
 
 

@@ -22,7 +22,7 @@ ON, PASS, PRODUCTS, SUMS, FIRST = range(
 )  # columns: the switch, seconds, the number of sums, when they began and ended
 
 
-class Record:
+class PassRecorder:
     """What the processes have written about the latest pass.
 
     Args:
@@ -66,10 +66,10 @@ def make_fast_and_timed(runner, config, path: Path, size: int):
     def timed_sum(tensor):
         if not own[ON]:
             return all_reduce(tensor)
-        place = FIRST + 2 * int(own[SUMS])
-        own[place] = time.perf_counter()
+        column = FIRST + 2 * int(own[SUMS])
+        own[column] = time.perf_counter()
         all_reduce(tensor)
-        own[place + 1], own[SUMS] = time.perf_counter(), own[SUMS] + 1
+        own[column + 1], own[SUMS] = time.perf_counter(), own[SUMS] + 1
 
     def timed(product: Callable) -> Callable:
         def call(x):
@@ -82,8 +82,8 @@ def make_fast_and_timed(runner, config, path: Path, size: int):
 
         return call
 
-    layers = [one for one in runner.model.modules() if isinstance(one, FastLinear | nn.Linear | Conv1D)]
-    originals = {one.layer for one in layers if isinstance(one, FastLinear)}
+    layers = [module for module in runner.model.modules() if isinstance(module, FastLinear | nn.Linear | Conv1D)]
+    originals = {layer.layer for layer in layers if isinstance(layer, FastLinear)}
     for layer in layers:
         if layer not in originals:
             layer.forward = timed(layer.forward)

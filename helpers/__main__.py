@@ -51,7 +51,7 @@ def read_prompts(file: str | None) -> dict[str, str]:
         # utf-8-sig: the byte order mark that Windows editors write is not part of the first prompt.
         with fileinput.FileInput(file or "-", encoding="utf-8-sig") as stream:
             numbered = ((f"{stream.filename()}:{stream.lineno()}", line.removesuffix("\n")) for line in stream)
-            lines = {place: line for place, line in numbered if line.strip()}
+            lines = {location: line for location, line in numbered if line.strip()}
     except UnicodeDecodeError:
         raise ValueError(f"{file or 'standard input'} is not UTF-8 text: convert it to UTF-8.") from None
     if not lines:
@@ -87,7 +87,7 @@ def generate(engine, lines: dict[str, str], params: SamplingParams, as_json: boo
             finished.append([RequestOutput(number, prompt, "", [], "error", error=str(error))])
     counts = [len(refused) or params.n for refused in finished]
     grows = len(lines) * params.n == 1 and not as_json and not finished[0]
-    for (place, prompt), outputs, count in zip(lines.items(), finished, counts, strict=True):
+    for (location, prompt), outputs, count in zip(lines.items(), finished, counts, strict=True):
         try:
             if grows:
                 print(prompt, end="", flush=True)
@@ -100,17 +100,17 @@ def generate(engine, lines: dict[str, str], params: SamplingParams, as_json: boo
         finally:
             if grows:  # also after Ctrl-C: the shell's prompt gets a line of its own
                 print(flush=True)
-        print_outputs(place, outputs, as_json, grows)
+        print_outputs(location, outputs, as_json, grows)
     return not any(output.error for outputs in finished for output in outputs)
 
 
-def print_outputs(place: str, outputs: list[RequestOutput], as_json: bool, is_shown: bool) -> None:
+def print_outputs(location: str, outputs: list[RequestOutput], as_json: bool, is_shown: bool) -> None:
     """Print the finished outputs of a prompt. If the text `is_shown` already, only an error is left to print."""
     for output in sorted(outputs, key=lambda output: output.index):
         if as_json:
             print(json.dumps(as_record(output)))
         elif output.error is not None:
-            print(f"{place}: {output.error}", file=sys.stderr)
+            print(f"{location}: {output.error}", file=sys.stderr)
         elif not is_shown:
             print(output.prompt + output.text)
     sys.stdout.flush()  # a program that reads from a pipe gets each output at once

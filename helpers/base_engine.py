@@ -66,8 +66,8 @@ class BaseEngine(EngineCore):
             if len(values) != count:
                 raise ValueError(f"{count} prompts, but {len(values)} values of {name}: give one for each, or for all.")
         shares = [
-            {name: values[place] for name, values in lists.items() if values[place] is not None}
-            for place in range(count)
+            {name: values[index] for name, values in lists.items() if values[index] is not None}
+            for index in range(count)
         ]
         for share in shares:
             for feature in self.validator.features_for(SamplingParams(), share):
@@ -78,7 +78,7 @@ class BaseEngine(EngineCore):
         from tqdm.auto import tqdm  # only here: an engine that steps needs nothing but Python, and runs in a browser
 
         arriving = deque(sorted(range(len(prompts)), key=arrivals.__getitem__))
-        place_of: dict[Hashable, int] = {}
+        index_of: dict[Hashable, int] = {}
         undelivered: deque[RequestOutput] = deque()
         ended: dict[tuple[int, int], RequestOutput] = {}
         expected = sum(its_params.n for its_params in params)
@@ -86,23 +86,23 @@ class BaseEngine(EngineCore):
             with tqdm(total=expected, unit="output", disable=not progress) as bar:
                 for iteration in itertools.count():
                     while arriving and arrivals[arriving[0]] <= iteration:
-                        place = arriving.popleft()
-                        request_id = self.add_subscribed(undelivered, prompts[place], params[place], **options[place])
-                        place_of[request_id] = place
+                        index = arriving.popleft()
+                        request_id = self.add_subscribed(undelivered, prompts[index], params[index], **options[index])
+                        index_of[request_id] = index
                     if len(ended) == expected:
                         break
                     self.iterate()
                     while undelivered:
                         output = undelivered.popleft()
                         if output.finish_reason is not None:
-                            ended[place_of[output.request_id], output.index] = output
+                            ended[index_of[output.request_id], output.index] = output
                             bar.update()
         finally:
             try:
-                self.leave_all(undelivered)  # cancels unfinished ones, if an exception ends this call
+                self.abandon_all(undelivered)  # cancels unfinished ones, if an exception ends this call
             finally:
-                self.leave_all(undelivered)  # an interrupt may have ended the first call before it could defer it
-        return [ended[place] for place in sorted(ended)]
+                self.abandon_all(undelivered)  # an interrupt may have ended the first call before it could defer it
+        return [ended[key] for key in sorted(ended)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **options) -> Iterator[RequestOutput]:
         """Run a request and yield an output after each iteration that adds to it, until it is finished.
@@ -126,19 +126,19 @@ class BaseEngine(EngineCore):
                         self.iterate()
             finally:
                 try:
-                    self.leave_all(undelivered)
+                    self.abandon_all(undelivered)
                 finally:
-                    self.leave_all(undelivered)  # as above
+                    self.abandon_all(undelivered)  # as above
 
         stream = outputs()
         next(stream)
         return stream
 
-    def leave_all(self, queue: deque) -> None:
+    def abandon_all(self, queue: deque) -> None:
         """Cancel the requests whose outputs go to a queue; an interrupt waits until all are cancelled."""
         with deferred():
             for request_id in self.outputs.read_by(queue):
-                self.leave(request_id)
+                self.abandon_request(request_id)
 
     def add_subscribed(self, queue: deque, prompt: Prompt, params: SamplingParams, **options) -> Hashable:
         """Add a request whose outputs go to a queue, and return its id."""

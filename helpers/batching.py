@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 from . import kv_cache
 from .detokenizer import text_of
 from .models import context_length, default_pair, eos_token_ids
-from .padded_batch import concatenate_rows, forward, left_padded, select_rows, trim
+from .padded_batch import concatenate_rows, forward, keep_last_columns, left_padded, select_rows
 from .request import Request, as_requests, repeated_ids
 
 Batch = dict
@@ -74,7 +74,7 @@ def generate_next_token(batch: Batch, model=None, tokenizer=None) -> Batch:
     if not batch["request_ids"]:
         return dict(batch)
     # Only finished rows can be longer than the context, and GPT-Neo and MPT cannot attend to more columns than that.
-    batch = trim(batch, context_length(model) or sys.maxsize)
+    batch = keep_last_columns(batch, context_length(model) or sys.maxsize)
     logits, cache = forward(batch, model)
     next_ids = logits[:, -1].argmax(dim=-1)
 
@@ -115,8 +115,8 @@ def merge_batches(first: Batch, second: Batch) -> Batch:
     Raises:
         ValueError: a batch that has not been prefilled, a request id that is in both, batches of different models.
     """
-    for one, other in ((first, second), (second, first)):
-        if not one["request_ids"]:
+    for batch, other in ((first, second), (second, first)):
+        if not batch["request_ids"]:
             return dict(other)
     _check_mergeable(first, second)
     return concatenate_rows(first, second)

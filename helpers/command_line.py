@@ -33,7 +33,7 @@ def options_from(source: type, group: str, /, **kinds: Any) -> type:
             settings of the option.
     """
     module = sys.modules[source.__module__]
-    about = {each.arg_name: each.description for each in parse_docstring(source.__doc__).params}
+    about = {documented.arg_name: documented.description for documented in parse_docstring(source.__doc__).params}
     defaults = {field.name: field.default for field in dataclasses.fields(source)}
 
     def value(name: re.Match) -> str:

@@ -178,13 +178,13 @@ class StopStringSearch:
             ignored: stop strings that end within this many characters of the whole text do not count.
         """
         tail, start = self._begun + text, self._text_length - len(self._begun)
-        done = max(ignored, self._text_length) - start  # no stop string ends within these characters of the tail
-        found = [tail.find(stop, max(0, done + 1 - len(stop))) for stop in self._stops]
+        excluded = max(ignored, self._text_length) - start  # no stop string ends within these characters of the tail
+        found = [tail.find(stop, max(0, excluded + 1 - len(stop))) for stop in self._stops]
         self._text_length += len(text)
         # The next beginning of a stop string lies in the tail, which is short, so few ends are compared.
-        ends = (tail[place:] for place in range(max(0, len(tail) + 1 - self._longest), len(tail)))
+        ends = (tail[index:] for index in range(max(0, len(tail) + 1 - self._longest), len(tail)))
         self._begun = next((end for end in ends if any(_begins(stop, end) for stop in self._stops)), "")
-        return min((start + place for place in found if place >= 0), default=None)
+        return min((start + index for index in found if index >= 0), default=None)
 
 
 def _begins(stop: str, text: str) -> bool:

@@ -102,7 +102,7 @@ class _Run:
             return batch
         start = time.perf_counter()
         after = generate_next_token(batch, self.model, self.tokenizer)
-        self.trace.record(batch, after, start - self.start, time.perf_counter() - start)
+        self.trace.record_pass(batch, after, start - self.start, time.perf_counter() - start)
         for row, request_id in enumerate(after["request_ids"]):
             if after["tokens_remaining"][row] == 0 and request_id not in self.outputs:
                 prompt = self.prompts[request_id]

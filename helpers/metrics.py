@@ -97,7 +97,7 @@ def count_within(
 ) -> int:
     """Return how many requests meet every stated limit; see `goodput`."""
     limits = {name: limit for name, limit in {"ttft": ttft, "tpot": tpot, "e2e": e2e}.items() if limit is not None}
-    return sum(all((getattr(one, name) or 0) <= limit for name, limit in limits.items()) for one in requests)
+    return sum(all((getattr(request, name) or 0) <= limit for name, limit in limits.items()) for request in requests)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

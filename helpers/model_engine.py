@@ -109,7 +109,9 @@ class Engine(BaseEngine):
         update, old = WeightUpdate(self.model, weights), set()
         if running == "finish":
             running_now = set(self.scheduler.running)
-            begun = (one for one in self.scheduler.unfinished if one in running_now or one.generated)
+            begun = (
+                sequence for sequence in self.scheduler.unfinished if sequence in running_now or sequence.generated
+            )
             old = {sequence.request for sequence in begun}
         if old:
             update.snapshot()

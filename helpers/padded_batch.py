@@ -63,10 +63,10 @@ def select_rows(batch: dict, rows: Sequence[int]) -> dict:
     selected = {key: [value[row] for row in rows] for key, value in batch.items() if isinstance(value, list)}
     selected |= {key: batch[key][index] for key in TENSORS}
     selected["past_key_values"] = kv_cache.select_rows(batch["past_key_values"], rows)
-    return trim(selected, int(selected["attention_mask"].sum(dim=1).max()) if rows else 1)
+    return keep_last_columns(selected, int(selected["attention_mask"].sum(dim=1).max()) if rows else 1)
 
 
-def trim(batch: dict, width: int) -> dict:
+def keep_last_columns(batch: dict, width: int) -> dict:
     """Return the rightmost `width` columns of all rows, or the batch itself if it has no more than these."""
     columns = batch["attention_mask"].size(1) - width
     if columns <= 0:

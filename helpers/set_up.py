@@ -67,12 +67,10 @@ def install_missing() -> None:
     print(f"Installing {', '.join(wanted)}.{torch}", flush=True)  # before pip: torch, if it is missing, takes minutes
     in_use = sorted({re.match(r"[\w-]+", line)[0].lower() for line in wanted} & set(sys.modules))
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted]
-    done = subprocess.run(pip, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        said = re.sub(r"\x1b\[[\d;]*m", "", done.stderr).strip().splitlines()
-        reason = next(
-            (line for line in reversed(said) if line.startswith("ERROR")), (said or ["pip gave no reason"])[-1]
-        )
+    result = subprocess.run(pip, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if result.returncode:
+        log = re.sub(r"\x1b\[[\d;]*m", "", result.stderr).strip().splitlines()
+        reason = next((line for line in reversed(log) if line.startswith("ERROR")), (log or ["pip gave no reason"])[-1])
         raise CannotStart(
             f"pip could not install {', '.join(wanted)} ({reason}). Is there a network? (On Kaggle, switch it on in "
             f"the notebook's settings.) Then run this cell again."

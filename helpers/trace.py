@@ -97,7 +97,7 @@ class Trace:
         self._holders: list[Hashable] = [None] * rows
         self._done: set[Hashable] = set()
 
-    def record(self, before: dict, after: dict, start: float, seconds: float) -> None:
+    def record_pass(self, before: dict, after: dict, start: float, seconds: float) -> None:
         """Record the forward pass that turned the batch `before` into the batch `after`."""
         kind = "decode" if "past_key_values" in before else "prefill"
         width = before["input_ids"].size(1)
@@ -128,15 +128,15 @@ class Trace:
         """Free the rows of these requests. A finished request that its batch still computes keeps its row."""
         self._done.update(request_ids)
 
-    def retimed(self, cost: Callable[[TracedPass], float] = lambda one: 1) -> "Trace":
+    def retimed(self, cost: Callable[[TracedPass], float] = lambda traced_pass: 1) -> "Trace":
         """Return the same forward passes on another clock, without gaps: `cost` gives the seconds of each.
 
         Measured seconds differ from run to run; a cost need not. By default, the clock counts forward passes.
         """
         other, now = Trace(self.rows), 0.0
-        for one in self.passes:
-            seconds = cost(one)
-            other.passes.append(replace(one, start=now, seconds=seconds))
+        for traced_pass in self.passes:
+            seconds = cost(traced_pass)
+            other.passes.append(replace(traced_pass, start=now, seconds=seconds))
             now += seconds
         return other
 
@@ -150,7 +150,7 @@ class Trace:
     @property
     def steps(self) -> int:
         """The number of scheduler steps that led to a forward pass."""
-        return len({one.step for one in self.passes})
+        return len({traced_pass.step for traced_pass in self.passes})
 
     @property
     def slot_steps(self) -> int:
@@ -160,42 +160,44 @@ class Trace:
     @property
     def work(self) -> Counter:
         """The number of slot-steps spent on each kind of work; their sum is `slot_steps`."""
-        return Counter(row.work for one in self.passes for row in one.row_steps)
+        return Counter(row.work for traced_pass in self.passes for row in traced_pass.row_steps)
 
     @property
     def output_tokens(self) -> int:
         """The number of tokens that all rows yielded."""
-        return sum(row.new_tokens for one in self.passes for row in one.row_steps)
+        return sum(row.new_tokens for traced_pass in self.passes for row in traced_pass.row_steps)
 
     @property
     def wasted_slot_steps(self) -> int:
         """The number of slot-steps that yielded no token."""
-        return sum(row.new_tokens == 0 for one in self.passes for row in one.row_steps)
+        return sum(row.new_tokens == 0 for traced_pass in self.passes for row in traced_pass.row_steps)
 
     @property
     def traffic(self) -> Traffic:
         """What each process of a split model has sent, in all forward passes."""
-        return Traffic(*(sum(one.traffic[place] for one in self.passes) for place in range(len(NO_TRAFFIC))))
+        return Traffic(
+            *(sum(traced_pass.traffic[index] for traced_pass in self.passes) for index in range(len(NO_TRAFFIC)))
+        )
 
     @property
     def prompt_tokens(self) -> int:
         """The number of tokens that prefills computed, including those recomputed after a preemption."""
-        return sum(row.tokens for one in self.passes for row in one.row_steps if row.work == "prefill")
+        return sum(row.tokens for traced_pass in self.passes for row in traced_pass.row_steps if row.work == "prefill")
 
     @property
     def prompt_padding(self) -> int:
         """The number of pad tokens that prefills computed in addition to the prompts' own tokens."""
-        return sum(row.padding for one in self.passes for row in one.row_steps if row.work == "prefill")
+        return sum(row.padding for traced_pass in self.passes for row in traced_pass.row_steps if row.work == "prefill")
 
     @property
     def drafted_tokens(self) -> int:
         """The number of draft tokens that were verified."""
-        return sum(row.drafted for one in self.passes for row in one.row_steps)
+        return sum(row.drafted for traced_pass in self.passes for row in traced_pass.row_steps)
 
     @property
     def accepted_tokens(self) -> int:
         """The number of draft tokens that were right."""
-        return sum(row.accepted for one in self.passes for row in one.row_steps)
+        return sum(row.accepted for traced_pass in self.passes for row in traced_pass.row_steps)
 
     @property
     def acceptance(self) -> float | None:
@@ -213,10 +215,11 @@ class Trace:
     def token_times(self) -> dict[Hashable, list[float]]:
         """When each token of each request was available, in seconds since the run's start."""
         times: dict[Hashable, list[float]] = {}
-        for one in self.passes:
-            for row in one.row_steps:
+        for traced_pass in self.passes:
+            end = traced_pass.start + traced_pass.seconds
+            for row in traced_pass.row_steps:
                 if row.new_tokens:
-                    times.setdefault(row.request_id, []).extend([one.start + one.seconds] * row.new_tokens)
+                    times.setdefault(row.request_id, []).extend([end] * row.new_tokens)
         return times
 
 
@@ -232,10 +235,10 @@ def record_iteration(trace: Trace, step: int, plan, output, finished: Iterable) 
         finished: the sequences that finished.
     """
     trace.free(sequence.label for sequence in plan.preempted)
-    for done in output.passes:
-        row_steps = [_row_step(*pair) for pair in zip(done.chunks, done.padding, strict=True)]
-        trace.add(row_steps, done.start, done.seconds, step, done.traffic)
-        trace.free(chunk.sequence.label for chunk in done.chunks if chunk.sequence.finish_reason is not None)
+    for forward_pass in output.passes:
+        row_steps = [_row_step(*pair) for pair in zip(forward_pass.chunks, forward_pass.padding, strict=True)]
+        trace.add(row_steps, forward_pass.start, forward_pass.seconds, step, forward_pass.traffic)
+        trace.free(chunk.sequence.label for chunk in forward_pass.chunks if chunk.sequence.finish_reason is not None)
     trace.free(sequence.label for sequence in finished)  # also those whose pass failed
 
 
@@ -249,4 +252,4 @@ def _row_step(chunk, padding: int) -> RowStep:
 def num_matching(tokens: Sequence, others: Sequence) -> int:
     """Return the length of the longest common prefix."""
     pairs = enumerate(zip(tokens, others, strict=False))
-    return next((at for at, (token, other) in pairs if token != other), min(len(tokens), len(others)))
+    return next((index for index, (token, other) in pairs if token != other), min(len(tokens), len(others)))

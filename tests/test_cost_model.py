@@ -11,7 +11,7 @@ from helpers.simulator import CostModel, Simulator
 from helpers.simulator import fit as fit_module
 from helpers.simulator.__main__ import MACHINES
 from helpers.simulator.cost_model import FEATURES, estimate, features
-from helpers.simulator.fit import fit, held_out, measure, prediction_errors, recording, run_live
+from helpers.simulator.fit import fit, held_out, measure, prediction_errors, run_live, timing_config
 
 COEFFICIENTS = {"iterations": 0.004, "prefills": 0.001, "tokens": 2e-5, "sequences": 1e-4, "keys": 1e-6, "pairs": 1e-8}
 SMALL = EngineConfig(max_batch_size=8, max_tokens_per_step=64)
@@ -44,7 +44,7 @@ def test_each_adapter_of_an_iteration_is_read_once():
 
 def test_the_first_tokens_of_an_iteration_can_be_free():
     cost = CostModel(iterations=1.0, tokens=0.5, free_tokens=8)
-    assert [cost.of(1, 0, tokens, 1, 0, 0) for tokens in (1, 8, 9, 10)] == [1.0, 1.0, 1.5, 2.0]
+    assert [cost.seconds_for(1, 0, tokens, 1, 0, 0) for tokens in (1, 8, 9, 10)] == [1.0, 1.0, 1.5, 2.0]
 
 
 def test_a_split_model_is_read_and_computed_in_shares_and_pays_for_its_sums():
@@ -53,8 +53,10 @@ def test_a_split_model_is_read_and_computed_in_shares_and_pays_for_its_sums():
     split = whole.split(4, 1e-5, 1e9)
     link = 65 * 8192 * 2 * 3 / 4 / 1e9  # seconds per token: a ring of 4 sends each byte 1.5 times
     each = 0.004 / 4 + 65e-5 + 2 * 1e-4 + 300 * 1e-6 / 4
-    assert split.of(1, 0, 8, 2, 300, 0) == pytest.approx(each + 8 * link)
-    assert split.of(1, 1, 20, 2, 300, 500) == pytest.approx(each + 0.001 + 12 * 2e-5 / 4 + 20 * link + 500 * 1e-8 / 4)
+    assert split.seconds_for(1, 0, 8, 2, 300, 0) == pytest.approx(each + 8 * link)
+    assert split.seconds_for(1, 1, 20, 2, 300, 500) == pytest.approx(
+        each + 0.001 + 12 * 2e-5 / 4 + 20 * link + 500 * 1e-8 / 4
+    )
     assert (split.adapters, split.about) == (0.05, {"model": "one"})
 
 
@@ -70,7 +72,7 @@ def random_counts(number: int) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("free_tokens", [0, 8, 64])
 def test_the_fit_recovers_the_coefficients(free_tokens):
     exact = CostModel(**COEFFICIENTS, free_tokens=free_tokens)
-    fitted = fit([(counts, exact.of(*counts)) for counts in random_counts(100)])
+    fitted = fit([(counts, exact.seconds_for(*counts)) for counts in random_counts(100)])
     assert fitted.free_tokens == free_tokens
     assert dict(zip(FEATURES, fitted.coefficients, strict=True)) == pytest.approx(COEFFICIENTS, rel=1e-6)
 
@@ -112,7 +114,7 @@ def test_the_machine_from_data_sheets_is_what_its_data_sheets_say():
     machine = CostModel.load(MACHINES["h100_llama_8b"])
     assert machine == estimate(8.03e9, 2, 2 * 2 * 32 * 1024, 32 * 4096, 3.35e12, 989e12, 0, 2 * 32 + 1, 2 * 4096)
     assert "data sheets" in machine.about["source"]
-    assert machine.of(1, 1, 1, 1, 0, 0) == pytest.approx(0.0048, rel=0.01)  # 16 GB at 3.35 TB/s
+    assert machine.seconds_for(1, 1, 1, 1, 0, 0) == pytest.approx(0.0048, rel=0.01)  # 16 GB at 3.35 TB/s
 
 
 class SimulatedTime:
@@ -130,7 +132,7 @@ class SimulatedTime:
 
 @pytest.fixture
 def engine(monkeypatch) -> Simulator:
-    simulator = Simulator(recording(SMALL), CostModel(**COEFFICIENTS))
+    simulator = Simulator(timing_config(SMALL), CostModel(**COEFFICIENTS))
     monkeypatch.setattr(fit_module, "time", SimulatedTime(simulator))
     return simulator
 
@@ -150,7 +152,10 @@ def test_a_machine_that_takes_the_time_of_a_cost_model_is_fitted_and_predicted_e
 def test_disturbed_iterations_hardly_change_the_fit(disturb):
     exact, draw = CostModel(**COEFFICIENTS, free_tokens=8), random.Random(0)
     fitted = fit(
-        [(counts, exact.of(*counts) * draw.uniform(0.98, 1.02) * disturb(draw)) for counts in random_counts(500)]
+        [
+            (counts, exact.seconds_for(*counts) * draw.uniform(0.98, 1.02) * disturb(draw))
+            for counts in random_counts(500)
+        ]
     )
-    errors = [fitted.of(*counts) / exact.of(*counts) - 1 for counts in random_counts(2000)]
+    errors = [fitted.seconds_for(*counts) / exact.seconds_for(*counts) - 1 for counts in random_counts(2000)]
     assert abs(statistics.median(errors)) < 0.02

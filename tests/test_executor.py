@@ -13,7 +13,7 @@ from helpers.engine import Chunk, Plan, Sequence
 from helpers.fast import kernels, plain_executor
 from helpers.fast.attention import attend_with_kernel
 from helpers.fast.executor import Executor
-from helpers.fast.recognition import recognize
+from helpers.fast.recognition import find_executor
 from helpers.models import clone_sharing_weights
 from helpers.runners import RaggedRunner
 from tests.support.families import FAMILIES, build, by_name, skip_unless_ragged
@@ -30,7 +30,7 @@ def make_runner(model, compiled: bool = False) -> RaggedRunner:
     """Return a runner that has an executor if its model is recognized."""
     runner = RaggedRunner(clone_sharing_weights(model), num_blocks=32, block_size=4)
     runner.kernel = attend_with_kernel if compiled else None
-    runner.call_model = recognize(runner) or runner.call_model
+    runner.call_model = find_executor(runner) or runner.call_model
     return runner
 
 

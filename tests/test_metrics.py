@@ -32,7 +32,7 @@ def trace_of_two() -> Trace:
 
     trace = Trace(rows=2)
     for start, ids in [(1.0, "a"), (2.0, "ab"), (3.0, "a")]:
-        trace.record(batch(*ids), batch(*ids), start, seconds=0.5)
+        trace.record_pass(batch(*ids), batch(*ids), start, seconds=0.5)
     return trace
 
 

@@ -72,7 +72,7 @@ def continuous() -> Trace:
         (running(a=1, c=1), running(a=0, c=0)),
     ]
     for second, (before, after) in enumerate(steps):
-        trace.record(before, after, start=float(second), seconds=0.5)
+        trace.record_pass(before, after, start=float(second), seconds=0.5)
     return trace
 
 
@@ -94,9 +94,9 @@ def test_a_continuous_run_has_the_row_steps_counts_and_times_computed_by_hand(co
 
 def test_a_finished_row_of_a_static_batch_is_computed_and_yields_nothing():
     trace = Trace(rows=2)
-    trace.record(fresh(a=1, b=3), running(a=0, b=1), 0.0, 1.0)
-    trace.record(running(a=0, b=1), running(a=0, b=0), 1.0, 1.0)
-    trace.record(fresh(c=2), running(c=0), 2.0, 1.0)
+    trace.record_pass(fresh(a=1, b=3), running(a=0, b=1), 0.0, 1.0)
+    trace.record_pass(running(a=0, b=1), running(a=0, b=0), 1.0, 1.0)
+    trace.record_pass(fresh(c=2), running(c=0), 2.0, 1.0)
     assert row_steps(trace)[1:] == [
         [RowStep("finished", "a", tokens=0, padding=1), decode("b")],
         [prefill("c", 2), RowStep("empty")],

@@ -37,7 +37,10 @@ def make_sequences(prompts: Seq[int], outputs: Seq[int], arrivals: Seq[float] | 
     """
     arrivals = [0.0] * len(prompts) if arrivals is None else arrivals
     requests = zip(prompts, outputs, arrivals, strict=True)
-    return [Sequence(number, [0] * prompt, output, arrival=at) for number, (prompt, output, at) in enumerate(requests)]
+    return [
+        Sequence(number, [0] * prompt, output, arrival=arrival)
+        for number, (prompt, output, arrival) in enumerate(requests)
+    ]
 
 
 def run(

@@ -126,11 +126,11 @@ class Replica(EngineThread):
         self._compiling[engine_id] = compiling
         compiling.add_done_callback(partial(self._compiled, engine_id, add, end))
 
-    def _compiled(self, engine_id: str, add: Callable[[], None], end: Callable[..., None], done: asyncio.Task) -> None:
+    def _compiled(self, engine_id: str, add: Callable[[], None], end: Callable[..., None], task: asyncio.Task) -> None:
         del self._compiling[engine_id]
-        if done.cancelled():
+        if task.cancelled():
             add = partial(end, "abort")
-        elif (error := done.exception()) is not None:
+        elif (error := task.exception()) is not None:
             add = partial(end, "error", error)
         self._inbox.put(add)
 

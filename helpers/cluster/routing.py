@@ -40,13 +40,13 @@ def with_salt(replicas: Seq[RoutableReplica], salt: bytes) -> Seq[RoutableReplic
     """
     return [
         SimpleNamespace(
-            outstanding_tokens=one.outstanding_tokens,
-            free_rows=one.free_rows,
-            cached_tokens=partial(one.cached_tokens, salt=salt),
+            outstanding_tokens=replica.outstanding_tokens,
+            free_rows=replica.free_rows,
+            cached_tokens=partial(replica.cached_tokens, salt=salt),
         )
         if salt
-        else one
-        for one in replicas
+        else replica
+        for replica in replicas
     ]
 
 

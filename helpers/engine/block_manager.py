@@ -34,7 +34,7 @@ class UnlimitedMemory:
     def allocate_drafts(self, sequence: Sequence, tokens: int) -> int:
         return tokens
 
-    def trim(self, sequence: Sequence) -> None:
+    def free_rejected_drafts(self, sequence: Sequence) -> None:
         pass
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
@@ -122,7 +122,7 @@ class BlockManager:
             table.append(self._new(after=table[-1]))
         return min(tokens, len(table) * self.block_size - end)
 
-    def trim(self, sequence: Sequence) -> None:
+    def free_rejected_drafts(self, sequence: Sequence) -> None:
         """Free the blocks after a sequence's computed tokens; they held rejected drafts only."""
         table = self.tables[sequence]
         while len(table) > self.blocks_for(sequence.computed):
@@ -237,9 +237,9 @@ class BlockManager:
         if full <= registered or not self.prefix_caching or sequence not in self.tables:
             return
         table, hashes = self.tables[sequence], self._hashes(sequence, sequence.computed)
-        for place in range(registered, full):
-            if hashes[place] not in self._block_of:
-                self._block_of[hashes[place]], self._hash_of[table[place]] = table[place], hashes[place]
+        for index in range(registered, full):
+            if hashes[index] not in self._block_of:
+                self._block_of[hashes[index]], self._hash_of[table[index]] = table[index], hashes[index]
         self._registered[sequence] = full
 
     # --- blocks change state ------------------------------------------------------------------------------------
@@ -254,10 +254,10 @@ class BlockManager:
         self.references[block] = 1
         return block
 
-    def _copy(self, table: list[int], place: int) -> None:
+    def _copy(self, table: list[int], index: int) -> None:
         """Put a copy into a table, to write to, in place of a block that other tables contain, too."""
-        old, table[place] = table[place], self._new(after=table[place - 1] if place else None)
-        self.copies.append((old, table[place]))
+        old, table[index] = table[index], self._new(after=table[index - 1] if index else None)
+        self.copies.append((old, table[index]))
         self._drop(old)
 
     def _refer(self, block: int) -> None:

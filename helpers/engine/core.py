@@ -72,11 +72,11 @@ class EngineCore:
         self.trace = Trace(config.max_batch_size, config.trace_length)
         self.steps, self._ids = 0, itertools.count()
         self._clock, self._start = clock, None
-        self._is_busy, self._left = False, []  # requests whose readers have left during an iteration
+        self._is_busy, self._abandoned = False, []  # requests whose readers have left during an iteration
         self.validator = RequestValidator(tokenizer, config, model_info, self.block_manager)
         self.validator.features = attach_features(self)
         check_needs(config, self.validator.features)
-        self.scheduler.features = tuple(one for one in self.validator.features if one.in_all_requests)
+        self.scheduler.features = tuple(feature for feature in self.validator.features if feature.in_all_requests)
 
     # --- one iteration ------------------------------------------------------------------------------------------
 
@@ -125,8 +125,8 @@ class EngineCore:
                 yield
             finally:
                 self._is_busy = False
-                while self._left:
-                    self.leave(self._left.pop())
+                while self._abandoned:
+                    self.abandon_request(self._abandoned.pop())
 
     def _end(self, sequences: Iterable[Sequence], reason: str, error: Exception | None = None) -> None:
         """Finish sequences between two iterations, and queue their last outputs."""
@@ -218,10 +218,10 @@ class EngineCore:
             self._end(sequences, "abort")
             return bool(sequences)
 
-    def leave(self, request_id: Hashable) -> None:
+    def abandon_request(self, request_id: Hashable) -> None:
         """Cancel a request whose reader has left, and drop its outputs."""
         if self._is_busy:
-            self._left.append(request_id)  # until the iteration has ended
+            self._abandoned.append(request_id)  # until the iteration has ended
             return
         with deferred():
             self.abort_request(request_id)

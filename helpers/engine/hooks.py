@@ -84,7 +84,7 @@ class Feature:
 
     # --- results are settled ------------------------------------------------------------------------------------
 
-    def settle(self, chunk: Chunk, done: ForwardPass) -> None:
+    def settle(self, chunk: Chunk, forward_pass: ForwardPass) -> None:
         """Take note of a chunk that was computed; its tokens are appended already."""
 
     def preempted(self, sequence: Sequence) -> None:

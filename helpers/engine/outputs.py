@@ -55,7 +55,7 @@ class RequestOutput:
         return RequestMetrics(self.request_id, self.arrival, self.token_times)
 
     @classmethod
-    def of(cls, sequence: Sequence, num_tokens: int, num_characters: int) -> "RequestOutput":
+    def from_sequence(cls, sequence: Sequence, num_tokens: int, num_characters: int) -> "RequestOutput":
         """Make the output of a sequence of which this many tokens and characters were emitted before."""
         generated, text = sequence.token_ids[sequence.prompt_tokens :], sequence.detokenizer.text
         return cls(
@@ -123,7 +123,7 @@ class OutputCollector:
 
     def put(self, sequence: Sequence) -> None:
         """Make an output of what is new in a sequence, and queue it for the reader of its request."""
-        output = self.output_type.of(sequence, *self._emitted.pop(sequence))
+        output = self.output_type.from_sequence(sequence, *self._emitted.pop(sequence))
         self._subscribers.get(sequence.request_id, self.pending).append(output)
         if sequence.finish_reason is None:
             self.add(sequence)

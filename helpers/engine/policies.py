@@ -141,8 +141,8 @@ class WaitingQueue:
         return len(self._in_order)
 
     def __contains__(self, sequence: Sequence) -> bool:
-        place = bisect_left(self._in_order, sequence.number, key=_number)
-        return place < len(self._in_order) and self._in_order[place] is sequence
+        index = bisect_left(self._in_order, sequence.number, key=_number)
+        return index < len(self._in_order) and self._in_order[index] is sequence
 
     def __iter__(self) -> Iterator[Sequence]:
         return map(self._counted, self._in_order)

@@ -199,36 +199,36 @@ class Scheduler:
         if output.passes or output.error is None:  # otherwise the runner may not have dropped their rows
             del self._released[: len(plan.released)]
         finished = []
-        for done in output.passes:
-            for chunk in done.chunks:
-                self._settle(chunk, done)
+        for forward_pass in output.passes:
+            for chunk in forward_pass.chunks:
+                self._settle(chunk, forward_pass)
                 finished += [chunk.sequence] if chunk.sequence.finish_reason is not None else []
         return finished if output.error is None else finished + self._fail(plan, output)
 
     def _fail(self, plan: Plan, output: RunnerOutput) -> list[Sequence]:
         """Finish the sequences that were not computed because of an error, and return them."""
-        computed = {chunk.sequence for done in output.passes for chunk in done.chunks}
+        computed = {chunk.sequence for forward_pass in output.passes for chunk in forward_pass.chunks}
         failed = [sequence for sequence in plan.sequences if sequence not in computed]
         for sequence in failed:
             self.finish(sequence, "error", output.error)
         return failed
 
-    def _settle(self, chunk: Chunk, done: ForwardPass) -> None:
+    def _settle(self, chunk: Chunk, forward_pass: ForwardPass) -> None:
         """Apply the results of a forward pass to one sequence."""
         sequence, reason, error = chunk.sequence, None, None
         sequence.computed = chunk.end
         try:
-            for number, token in enumerate(done.sampled.get(sequence, [])):
+            for number, token in enumerate(forward_pass.sampled.get(sequence, [])):
                 if isinstance(token, Exception):
                     raise token
                 sequence.computed = chunk.end + number  # this many drafts are accepted, and so computed
-                reason = sequence.append(token.token_id, done.start + done.seconds, token.logprobs)
+                reason = sequence.append(token.token_id, forward_pass.start + forward_pass.seconds, token.logprobs)
                 if reason is not None:
                     break  # the other tokens would follow the end
         except Exception as failure:  # also of the tokenizer, which may not know the token
             reason, error = "error", failure
         for feature in sequence.request.features:
-            feature.settle(chunk, done)
+            feature.settle(chunk, forward_pass)
         if reason is not None and sequence.finish_reason is None:
             self.finish(sequence, reason, error)
 

@@ -11,7 +11,7 @@ from .attention import attend_with_kernel
 from .batch_invariant import BatchInvariantRunner
 from .linear import choose_linear_backends, unchanged_layers
 from .linear_backends import BATCH_INVARIANT
-from .recognition import recognize
+from .recognition import find_executor
 
 # Weights of a model that is larger are copied only if the configuration names such a backend.
 MAX_COPIED_BYTES = max(2**30, memory_bytes() // 8)
@@ -41,7 +41,7 @@ def accelerate(runner: PaddedRunner | RaggedRunner, config: EngineConfig) -> Pad
         invariant.pool = runner.pool
         return invariant
     runner.kernel = kernel
-    if executor := recognize(runner):
+    if executor := find_executor(runner):
         runner.call_model = executor
     return runner
 

@@ -31,7 +31,7 @@ from ..runners.ragged import RaggedRunner
 from .decoder_blocks import Decoder, activation_kind
 from .executor import Executor
 from .plain_executor import PlainExecutor, Rotary
-from .recognition import recognize
+from .recognition import find_executor
 
 POSITIONS = 1024  # of which cos and sin are computed at once
 
@@ -51,7 +51,7 @@ class BatchInvariantRunner(RaggedRunner):
     def __init__(self, model, num_blocks: int, block_size: int, kernel: Callable):
         super().__init__(model, num_blocks, block_size)
         self.kernel = _complete(kernel)
-        executor = recognize(self, InvariantExecutor)
+        executor = find_executor(self, InvariantExecutor)
         problems = (
             _problems(executor.decoder) if executor else iter(["its blocks or their attention are of other kinds"])
         )
@@ -121,5 +121,5 @@ def _problems(decoder: Decoder) -> Iterator[str]:
 
 
 def _has_kernel(norm: nn.Module, decoder: Decoder) -> bool:
-    weights = [one for one in (norm.weight, getattr(norm, "bias", None)) if one is not None]
-    return all(one.dtype == decoder.embedding.weight.dtype and one.is_contiguous() for one in weights)
+    weights = [tensor for tensor in (norm.weight, getattr(norm, "bias", None)) if tensor is not None]
+    return all(tensor.dtype == decoder.embedding.weight.dtype and tensor.is_contiguous() for tensor in weights)

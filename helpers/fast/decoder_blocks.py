@@ -164,10 +164,10 @@ class Decoder:
 def describe(model: nn.Module, family: Family) -> Decoder:
     """Return the parts of a model of this family. Raise an AttributeError if one is missing."""
 
-    def parts(of: nn.Module, kind: type) -> dict:
+    def parts(module: nn.Module, kind: type) -> dict:
         """Return the parts that a `Block` or a `Decoder` names, and that the family has names for."""
         paths = {field.name: getattr(family, field.name) for field in fields(kind) if hasattr(family, field.name)}
-        return {name: _part(of, path) for name, path in paths.items() if name != "blocks"}
+        return {name: _part(module, path) for name, path in paths.items() if name != "blocks"}
 
     base, config = getattr(model, family.base), model.config
     heads = config.num_attention_heads
@@ -185,10 +185,10 @@ def describe(model: nn.Module, family: Family) -> Decoder:
     )
 
 
-def _part(of: nn.Module, path: str | tuple[str, ...] | None) -> Any:
+def _part(module: nn.Module, path: str | tuple[str, ...] | None) -> Any:
     if isinstance(path, tuple):
-        return tuple(map(of.get_submodule, path))
-    return None if path is None else of.get_submodule(path)
+        return tuple(map(module.get_submodule, path))
+    return None if path is None else module.get_submodule(path)
 
 
 def activation_kind(activation: nn.Module) -> int | None:

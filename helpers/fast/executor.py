@@ -42,7 +42,9 @@ class Executor:
         self.plain = PlainExecutor(decoder, self.settings, compiled)
         self.fused: FusedExecutor | None = None
         self.adapters: Sequence[tuple[LowRankAdapter | None, int]] | None = None
-        self._hooks = [one for module in model.modules() for one in (module._forward_hooks, module._forward_pre_hooks)]
+        self._hooks = [
+            hooks for module in model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        ]
 
     def is_hooked(self) -> bool:
         """Return whether any hook waits for a call of a module: then the model must be called as usual."""

@@ -72,7 +72,7 @@ class FusedExecutor:
 
     def __deepcopy__(self, memo: dict) -> "FusedExecutor":
         """Describe the copied blocks and pool: addresses cannot be copied."""
-        return type(self)(*(copy.deepcopy(one, memo) for one in (self.decoder, self.settings, self.pool)))
+        return type(self)(*(copy.deepcopy(part, memo) for part in (self.decoder, self.settings, self.pool)))
 
     def is_outdated(self) -> bool:
         """Return whether weights have changed since they were packed, and can be packed anew.
@@ -139,22 +139,23 @@ class FusedExecutor:
             return False
         decoder, dtype = self.decoder, self.decoder.final_norm.weight.dtype
         biases = [layer.bias for layer in self._packed if layer.bias is not None]
-        floats = [one for one in packed if isinstance(one, kernels.PackedWeight)]
+        floats = [weight for weight in packed if isinstance(weight, kernels.PackedWeight)]
         norms = [norm for block in decoder.blocks for norm in block.norms.values()]
-        weights = [one for norm in norms for one in norm._parameters.values() if one is not None]
+        weights = [tensor for norm in norms for tensor in norm._parameters.values() if tensor is not None]
         cache = (decoder.kv_heads, self.pool.num_slots, decoder.head_dim)
         query = torch.empty(decoder.heads, 1, decoder.head_dim, dtype=dtype)
         activations = {activation_kind(block.activation) for block in decoder.blocks}
         return (
-            all(one.panels.dtype is dtype and one.inputs % 2 == 0 for one in floats)  # odd bfloat16 inputs are padded
-            and len({one.rounds for one in packed}) == 1  # neighbors have the same inputs
-            and all(one.dtype is dtype and one.is_contiguous() for one in weights + biases)
-            and all(one.softcap is None and one.sinks is None for one in self.settings)
+            # Odd bfloat16 inputs are padded.
+            all(weight.panels.dtype is dtype and weight.inputs % 2 == 0 for weight in floats)
+            and len({weight.rounds for weight in packed}) == 1  # neighbors have the same inputs
+            and all(tensor.dtype is dtype and tensor.is_contiguous() for tensor in weights + biases)
+            and all(attention.softcap is None and attention.sinks is None for attention in self.settings)
             and len(activations) == 1
             and None not in activations
-            and all(one.shape == cache for layer in self.pool.layers.values() for one in layer)
+            and all(vectors.shape == cache for layer in self.pool.layers.values() for vectors in layer)
             and all(kernels.is_supported(query, *layer) for layer in self.pool.layers.values())
-            and [(one.inputs, one.outputs) for one in packed] == self._shapes(packed) * len(decoder.blocks)
+            and [(weight.inputs, weight.outputs) for weight in packed] == self._shapes(packed) * len(decoder.blocks)
         )
 
     def _shapes(self, packed: list[Weight]) -> list[tuple[int, int]]:
@@ -164,8 +165,8 @@ class FusedExecutor:
         qkv = [count * decoder.head_dim for count in (decoder.heads, decoder.kv_heads, decoder.kv_heads)]
         mlp = [inner] * (1 + family.is_gated)
         qkv, mlp = (
-            one if len(one) == len(names) else [sum(one)]
-            for one, names in ((qkv, family.qkv), (mlp, family.mlp_inputs))
+            sizes if len(sizes) == len(names) else [sum(sizes)]
+            for sizes, names in ((qkv, family.qkv), (mlp, family.mlp_inputs))
         )
         inputs = [(size, outputs) for outputs in qkv], [(size, outputs) for outputs in mlp]
         return [*inputs[0], (decoder.heads * decoder.head_dim, size), *inputs[1], (inner, size)]
@@ -179,7 +180,7 @@ class FusedExecutor:
 
         kind = self.decoder.family.norm_kind
         norms = {
-            name: kernels.Norm.of(norm.weight, getattr(norm, "bias", None), epsilon(norm), kind)
+            name: kernels.Norm.from_tensors(norm.weight, getattr(norm, "bias", None), epsilon(norm), kind)
             for name, norm in block.norms.items()
         }
         return kernels.Block(
@@ -188,8 +189,8 @@ class FusedExecutor:
             attention_output=linears(block.attention_output)[0],
             mlp_inputs=(kernels.Linear * 2)(*linears(*block.mlp_inputs)),
             mlp_output=linears(block.mlp_output)[0],
-            keys=kernels.Cache.of(self.pool.layers[layer][0]),
-            values=kernels.Cache.of(self.pool.layers[layer][1]),
+            keys=kernels.Cache.from_vectors(self.pool.layers[layer][0]),
+            values=kernels.Cache.from_vectors(self.pool.layers[layer][1]),
             scale=self.decoder.head_dim**-0.5 if settings.scaling is None else settings.scaling,
             window=kernels.NO_WINDOW if settings.window is None else settings.window,
         )
@@ -199,10 +200,11 @@ class _Parameters:
     """The tensors of layers and norms, which are read where they are, except for float weights, which were copied."""
 
     def __init__(self, layers: list[nn.Module], norms: list[nn.Module]):
-        kept = [tensors for one in layers + norms for tensors in (one._parameters, one._buffers)]
+        kept = [tensors for module in layers + norms for tensors in (module._parameters, module._buffers)]
         self._where = [(tensors, name) for tensors in kept for name in tensors]
         self._parameters = [parameters[name] for parameters, name in self._where]
-        self._memory = [one.detach() for one in self._parameters if one is not None]  # nothing else gets its addresses
+        # While these tensors exist, nothing else gets their addresses.
+        self._memory = [tensor.detach() for tensor in self._parameters if tensor is not None]
         self._weights = [layer.weight for layer in layers if not isinstance(layer, QuantizedLinear)]
         self._state = self._addresses_and_versions()
 
@@ -212,7 +214,7 @@ class _Parameters:
         return all(map(operator.is_, now, self._parameters)) and self._addresses_and_versions() == self._state
 
     def _addresses_and_versions(self) -> tuple[list[int], list[int]]:
-        addresses = [one.data_ptr() for one in self._parameters if one is not None]
+        addresses = [tensor.data_ptr() for tensor in self._parameters if tensor is not None]
         return addresses, [weight._version for weight in self._weights]
 
 

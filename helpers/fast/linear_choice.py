@@ -132,20 +132,20 @@ def measure(examples: dict[str, Layer], backends: Sequence[str], model_bytes: in
     budget, or than the shape's share of half of it: a large LM head must not take all.
     """
     evict = evictor(min(last_level_cache(), model_bytes))
-    trials = {shape: _Trial(layer, backends) for shape, layer in examples.items()}
-    deadline, share = time.perf_counter() + BUDGET, BUDGET / 2 / len(trials)
+    timers = {shape: _LayerTimer(layer, backends) for shape, layer in examples.items()}
+    deadline, share = time.perf_counter() + BUDGET, BUDGET / 2 / len(timers)
     for number in range(ROUNDS):
         for rows in ROWS:
-            for trial in trials.values():
+            for timer in timers.values():
                 left = deadline - time.perf_counter()
                 if number > 0 and left < 0:
                     break
-                if rows in trial.seconds or (number == 0 and (rows <= FEW or trial.estimate(rows) < max(left, share))):
-                    trial.run_round(rows, evict)
-    return {shape: trial.times() for shape, trial in trials.items()}
+                if rows in timer.seconds or (number == 0 and (rows <= FEW or timer.estimate(rows) < max(left, share))):
+                    timer.run_round(rows, evict)
+    return {shape: timer.times() for shape, timer in timers.items()}
 
 
-class _Trial:
+class _LayerTimer:
     """The products of one layer, and the seconds that each took in every round, for each number of rows."""
 
     def __init__(self, layer: Layer, backends: Sequence[str]):
@@ -247,7 +247,7 @@ def load(machine: dict) -> dict[str, Times] | None:
 
 def save(machine: dict, times: dict[str, Times]) -> None:
     """Keep times for later processes, if the cache folder can be written."""
-    contents = {"machine": machine, "times": {shape: asdict(one) for shape, one in times.items()}}
+    contents = {"machine": machine, "times": {shape: asdict(shape_times) for shape, shape_times in times.items()}}
     try:
         path = path_of(machine)
         path.parent.mkdir(parents=True, exist_ok=True)

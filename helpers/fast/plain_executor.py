@@ -35,7 +35,7 @@ class PlainExecutor:
         update = None
         for layer, block in enumerate(self.decoder.blocks):
             heads = self._heads(block, self.add_norm(hidden, update, block.attention_norm), rotary)
-            query, key, value = (one.transpose(0, 1) for one in heads)
+            query, key, value = (tensor.transpose(0, 1) for tensor in heads)
             attended = attend_row(row, layer, query, key, value, self.settings[layer])
             update = block.attention_output(attended.flatten(1))
             inputs = self._linear(block.mlp_inputs, self.add_norm(hidden, update, block.mlp_norm))
@@ -45,8 +45,8 @@ class PlainExecutor:
     def add_norm(self, hidden: torch.Tensor, update: torch.Tensor | None, norm: nn.Module) -> torch.Tensor:
         """Add an update to the hidden states [T, size] in place, and return their norm."""
         bias = getattr(norm, "bias", None)
-        tensors = [one for one in (hidden, update, norm.weight, bias) if one is not None]
-        if self.compiled and all(one.dtype == hidden.dtype and one.is_contiguous() for one in tensors):
+        tensors = [tensor for tensor in (hidden, update, norm.weight, bias) if tensor is not None]
+        if self.compiled and all(tensor.dtype == hidden.dtype and tensor.is_contiguous() for tensor in tensors):
             kind = self.decoder.family.norm_kind
             return kernels.add_norm(hidden, update, norm.weight, bias, epsilon(norm), kind)
         if update is not None:
@@ -57,7 +57,7 @@ class PlainExecutor:
         """Return queries, keys and values, [T, heads, head dim] each."""
         decoder = self.decoder
         sizes = [count * decoder.head_dim for count in (decoder.heads, decoder.kv_heads, decoder.kv_heads)]
-        heads = [one.unflatten(1, (-1, decoder.head_dim)) for one in self._linear(block.qkv, x, sizes)]
+        heads = [output.unflatten(1, (-1, decoder.head_dim)) for output in self._linear(block.qkv, x, sizes)]
         for n, norm in enumerate((block.query_norm, block.key_norm)):
             if norm is not None:
                 heads[n] = self.add_norm(heads[n].flatten(0, 1), None, norm).view(heads[n].shape)

@@ -31,23 +31,23 @@ KNOWN_ATTRIBUTES = (
 
 
 @unrounded_inputs()
-def recognize(runner, kind: type[Executor] = Executor) -> Executor | None:
+def find_executor(runner, kind: type[Executor] = Executor) -> Executor | None:
     """Return an executor of a ragged runner's model, or None if the model must be called as usual."""
     model = runner.model
-    family = next((one for one in FAMILIES if _is_of(model, one)), None)
+    family = next((candidate for candidate in FAMILIES if _is_of(model, candidate)), None)
     if family is None or model.training:
         return None
     executor = kind(model, describe(model, family), runner.kernel is not None, runner.call_model)
     if executor.is_hooked():
         return None
-    usual, trial = copy.copy(runner), copy.copy(runner)
-    usual.call_model, trial.call_model = usual._call_model, executor
-    for one in (usual, trial):
-        one.pool, one.block_size = KVPool(NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE
+    usual, fast = copy.copy(runner), copy.copy(runner)
+    usual.call_model, fast.call_model = usual._call_model, executor
+    for trial_runner in (usual, fast):
+        trial_runner.pool, trial_runner.block_size = KVPool(NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE
     try:
         expected = torch.cat(list(trial_passes(usual.forward)))
         executor.settings += [usual.attention_settings[layer] for layer in range(len(usual.attention_settings))]
-        actual = torch.cat(list(trial_passes(trial.forward)))
+        actual = torch.cat(list(trial_passes(fast.forward)))
     except Exception:  # another kind of model with these modules may raise anything
         return None
     return executor if same_logits(actual, expected) else None

@@ -80,8 +80,8 @@ class BeamRules:
         for total, beam, token_id in best[: self.width]:
             if at_end or token_id in self.eos_token_ids:
                 self.finished.append((self._score(total, length), [*beams[beam], token_id]))
-        self.finished = heapq.nlargest(self.width, self.finished, key=lambda one: one[0])
-        running = [one for one in best if one[2] not in self.eos_token_ids][: self.width]
+        self.finished = heapq.nlargest(self.width, self.finished, key=lambda scored: scored[0])
+        running = [extension for extension in best if extension[2] not in self.eos_token_ids][: self.width]
         self.totals = [total for total, _, _ in running]
         return [] if at_end or self._has_ended(length) else [(beam, token_id) for _, beam, token_id in running]
 
@@ -150,9 +150,9 @@ def beam_search(
         _run_rounds(engine, sequences, rules)
     finally:
         try:
-            engine.leave_all(no_reader)
+            engine.abandon_all(no_reader)
         finally:
-            engine.leave_all(no_reader)  # an interrupt may have ended the first call before it could defer it
+            engine.abandon_all(no_reader)  # an interrupt may have ended the first call before it could defer it
     texts = (text_of([id for id in ids if id not in eos_token_ids], engine.tokenizer) for _, ids in rules.finished)
     return [BeamOutput(ids, text, score) for (score, ids), text in zip(rules.finished, texts, strict=True)]
 

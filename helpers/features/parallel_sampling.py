@@ -24,7 +24,7 @@ class SharedPrompt(Feature):
         for sequence in request.sequences[1:]:
             self.hold_until_computed(sequence)
 
-    def settle(self, chunk, done):
+    def settle(self, chunk, forward_pass):
         if chunk.sequence.prompt_is_computed:
             self._resume_others(chunk.sequence)
 

@@ -52,9 +52,9 @@ class PromptScoring(Feature):
         if len(request.notes[NOTE]) < request.prompt_tokens:  # all scores of a prompt are those of the same weights
             request.notes[NOTE] = [None]
 
-    def settle(self, chunk, done):
+    def settle(self, chunk, forward_pass):
         sequence = chunk.sequence
-        if reading := done.readings.get((sequence, self.name)):
+        if reading := forward_pass.readings.get((sequence, self.name)):
             start, scores = reading
             known = sequence.request.notes[NOTE]
             known += scores[len(known) - start :]  # another sequence may have scored the same tokens in this pass

@@ -112,7 +112,7 @@ class Client:
                 if response.status in (401, 403):
                     raise PermissionError(f"{self.url} requires a valid API key ({response.status}): pass one.")
                 listed = json.loads(await response.read()) if response.status == 200 else {"data": []}
-                served = [one["id"] for one in listed["data"]]
+                served = [model["id"] for model in listed["data"]]
         except (aiohttp.ClientConnectionError, TimeoutError) as error:
             raise ConnectionError(f"No server answers at {self.url}: is it running? ({error})") from None
         except (aiohttp.ClientError, ValueError, LookupError, TypeError) as error:

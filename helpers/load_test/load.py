@@ -59,7 +59,7 @@ def run_load(
         ValueError: a setting is out of range or contradicts another; see also `Client`.
     """
     _check_settings(len(requests), rate, users, limits or {})
-    pairs = [(one.prompt, one.max_tokens) if isinstance(one, Request) else one for one in requests]
+    pairs = [(request.prompt, request.max_tokens) if isinstance(request, Request) else request for request in requests]
     times = None if rate is None else arrival_times(len(pairs), rate, cv, seed)
     client = Client(url, **client_settings)
 

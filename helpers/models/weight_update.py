@@ -23,10 +23,10 @@ class WeightUpdate:
     def __init__(self, model: nn.Module, weights: nn.Module | Mapping[str, torch.Tensor]):
         if isinstance(weights, nn.Module):
             weights = weights.state_dict()
-        if not isinstance(weights, Mapping) or not all(isinstance(one, torch.Tensor) for one in weights.values()):
+        if not isinstance(weights, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in weights.values()):
             raise ValueError(f"weights must be a model or its state_dict, names with tensors, not {type(weights)}.")
         self.model_name = type(model).__name__
-        quantized = {path: one for path, one in model.named_modules() if isinstance(one, QuantizedLinear)}
+        quantized = {path: layer for path, layer in model.named_modules() if isinstance(layer, QuantizedLinear)}
         own = {f"{path}.{name}" for path in quantized for name in ("words", "scales")}  # which no float model has
         names: dict[torch.Tensor, list[str]] = {}
         for name, tensor in model.state_dict(keep_vars=True).items():

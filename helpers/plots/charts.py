@@ -66,8 +66,8 @@ def lines(
         described.append(f"{name} {line}")
         if measured and name in measured:
             ax.plot(*measured[name], marker, color=color, markersize=9, fillstyle="none")
-            many = zip(*measured[name], strict=True)
-            described.append(f"{name}, measured: {', '.join(f'{y:.3g} at {x:.3g}' for x, y in many)}")
+            points = zip(*measured[name], strict=True)
+            described.append(f"{name}, measured: {', '.join(f'{y:.3g} at {x:.3g}' for x, y in points)}")
         if rings and name in rings:
             knee = xs[rings[name]], ys[rings[name]]
             ax.plot(*knee, "o", color=INK, markersize=14, fillstyle="none")

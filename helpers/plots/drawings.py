@@ -298,8 +298,8 @@ def block_lookup(
         (middle, ((index + 0.5) * block_size, 0.97), bottom, (table[index] + 0.04 + (offset + 0.5) * cell, 0.06)),
     )
     for start, from_point, end, to_point in ends[: stage - 1]:
-        places = {"coordsA": start.transData, "coordsB": end.transData, "zorder": 5}
-        figure.add_artist(ConnectionPatch(from_point, to_point, **places, **arrow))
+        coordinates = {"coordsA": start.transData, "coordsB": end.transData, "zorder": 5}
+        figure.add_artist(ConnectionPatch(from_point, to_point, **coordinates, **arrow))
     alt = (
         f"Token {token} is in entry {index} of the block table {list(table)}, at place {offset}. The entry names block "
         f"{table[index]} of the memory, so the token's key and value are in slot {slot}."

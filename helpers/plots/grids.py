@@ -97,8 +97,8 @@ def compare(
             for y, row in enumerate(grid)
             for x, cell in enumerate(row)
         }
-    places = sorted(cells["expected"] | cells["yours"])
-    different = [place for place in places if cells["expected"].get(place) != cells["yours"].get(place)]
+    positions = sorted(cells["expected"] | cells["yours"])
+    different = [position for position in positions if cells["expected"].get(position) != cells["yours"].get(position)]
     hatched = {"" if pad is None else str(pad) for pad in pads}
     for ax, name in zip(figure.subplots(1, 2), cells, strict=True):
         for (y, x), text in cells[name].items():
@@ -112,8 +112,8 @@ def compare(
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     described = []
     for y, x in different[:8]:
-        one, other = (cells[name].get((y, x), "nothing") or "a pad" for name in ("expected", "yours"))
-        described.append(f"row {y}, column {x}: expected {one}, got {other}")
+        expected_text, actual_text = (cells[name].get((y, x), "nothing") or "a pad" for name in ("expected", "yours"))
+        described.append(f"row {y}, column {x}: expected {expected_text}, got {actual_text}")
     return Picture(figure, f"{title or 'Two grids'}: {'; '.join(described) or 'no difference'}.")
 
 

@@ -114,7 +114,7 @@ def memory_shares(named: Mapping[str, Sequence[int]], capacity: int, unit: str, 
     for name, shares in named.items():
         top = [under + more for under, more in zip(below, [*shares, shares[-1]], strict=True)]
         ax.fill_between(range(count + 1), below, top, step="post", color=color[name], linewidth=0)
-        runs = [list(run) for is_held, run in groupby(enumerate(shares), key=lambda one: one[1] > 0) if is_held]
+        runs = [list(run) for is_held, run in groupby(enumerate(shares), key=lambda pair: pair[1] > 0) if is_held]
         stretches = [(run[0][0], run[-1][0] + 1) for run in runs]
         areas += [(str(name), color[name], start, end, below, top) for start, end in stretches]
         below = top

@@ -76,7 +76,7 @@ def virtual_clock(
         draw_box(ax, arrival, rows[request] + 0.35, begins - arrival, 0.3, GRAY)
         ax.plot(arrival, rows[request] + 0.5, marker=">", color=INK, markersize=7, clip_on=False, zorder=3)
     ax.set(xlim=(0, 1.01 * iterations[-1][1]), ylim=(len(arrivals) + 1, 0), xlabel="time on the virtual clock")
-    ax.set_yticks([y + 0.5 for y in range(len(arrivals) + 1)], ["iteration", *(f"request {one}" for one in arrivals)])
+    ax.set_yticks([y + 0.5 for y in range(len(arrivals) + 1)], ["iteration", *(f"request {name}" for name in arrivals)])
     some = list(REQUEST_COLORS[:3])
     add_key(figure, {"prefill, with its tokens": [*map(shade, some)], "decode": some, "waits": GRAY})
     arrive = ", ".join(f"request {request} at {arrival:g}" for request, arrival in arrivals.items())

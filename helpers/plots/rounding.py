@@ -60,8 +60,8 @@ def weight_path(weights: tuple[float, float], integers: tuple[int, int], scale: 
     figure, (ax,) = new_figure(2.7, title=title)
     rounded = [integer * scale for integer in integers]
     for y, name, width, stored, arrived in (
-        (0.7, "float32: 8 bytes", 4, [f"{one:.5f}" for one in weights], [f"{one:.5f}" for one in weights]),
-        (2.0, "int4: 1 byte, and a\nshare of a scale", 0.5, map(str, integers), [f"{one:.3f}" for one in rounded]),
+        (0.7, "float32: 8 bytes", 4, [f"{weight:.5f}" for weight in weights], [f"{weight:.5f}" for weight in weights]),
+        (2.0, "int4: 1 byte, and a\nshare of a scale", 0.5, map(str, integers), [f"{level:.3f}" for level in rounded]),
     ):
         for number, (color, text, value) in enumerate(zip((SKY, ORANGE), stored, arrived, strict=True)):
             x = 8.2 - (2 - number) * width

@@ -70,9 +70,9 @@ class QuerySegment:
         if (self.tokens == 1 or is_causal) and (window is None or self.past + self.tokens <= window):
             return None
         if (window, query.dtype) not in self._masks:
-            places = torch.arange(self.past, self.past + self.tokens, device=query.device)[:, None]
+            positions = torch.arange(self.past, self.past + self.tokens, device=query.device)[:, None]
             keys = torch.arange(self.past + self.tokens, device=query.device)
-            hidden = keys > places if window is None else (keys > places) | (keys <= places - window)
+            hidden = keys > positions if window is None else (keys > positions) | (keys <= positions - window)
             self._masks[window, query.dtype] = query.new_zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
         return self._masks[window, query.dtype]
 

@@ -36,13 +36,13 @@ class PaddedRunner:
 
     def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
         """Compute all chunks in as many forward passes as needed. A failed pass leaves the state unchanged."""
-        done = []
+        passes = []
         try:
             for forward_pass in self._passes(plan, clock):
-                done.append(forward_pass)
+                passes.append(forward_pass)
         except Exception as error:
-            return RunnerOutput(done, error)
-        return RunnerOutput(done)
+            return RunnerOutput(passes, error)
+        return RunnerOutput(passes)
 
     def _passes(self, plan: Plan, clock: Clock) -> Iterator[ForwardPass]:
         for sequence in plan.released:

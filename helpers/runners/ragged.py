@@ -76,7 +76,7 @@ class RaggedRunner:
             sampled_columns += range(len(token_ids) - chunk.num_logits, len(token_ids))
 
         token_ids, positions = torch.tensor([token_ids, positions], device=device)
-        columns, slots = (torch.tensor(one, dtype=torch.long, device=device) for one in (sampled_columns, slots))
+        columns, slots = (torch.tensor(values, dtype=torch.long, device=device) for values in (sampled_columns, slots))
         metadata = AttentionMetadata(self.pool, segments, slots, self.kernel)
         with torch.inference_mode():
             for source, destination in plan.block_copies:

@@ -83,7 +83,7 @@ class BatchSampler:
         raw = (logits if rows == list(range(len(logits))) else logits[rows]).float().cpu()
         params = [chunk.sequence.params for chunk in chunks]
         rules_of_rows = {row: rules for row, chunk in enumerate(chunks) if (rules := self._rules_of(chunk.sequence))}
-        scores, errors, drawn = raw, {}, [row for row, one in enumerate(params) if one.temperature > 0]
+        scores, errors, drawn = raw, {}, [row for row, row_params in enumerate(params) if row_params.temperature > 0]
         if rules_of_rows:
             scores = raw.clone()  # features and log-probabilities read the model's own
             for row, rules in rules_of_rows.items():
@@ -134,9 +134,9 @@ def read_logits(chunks: Iterable[Chunk], logits: torch.Tensor) -> dict:
     return readings
 
 
-def random_number(seed: int, place: int, attempt: int = 0) -> float:
+def random_number(seed: int, position: int, attempt: int = 0) -> float:
     """Return a number from 0 up to, not including, 1, which looks random and depends on nothing but these numbers."""
-    digest = blake2b(struct.pack("<3Q", seed, place, attempt), digest_size=8).digest()
+    digest = blake2b(struct.pack("<3Q", seed, position, attempt), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
@@ -186,10 +186,10 @@ def draw(probabilities: np.ndarray, number: float) -> int:
     group = min(int(np.searchsorted(ends, target, side="right")), len(ends) - 1)
     start = group * GROUP
     within = np.cumsum(probabilities[start : start + GROUP], dtype=np.float64)
-    place = int(np.searchsorted(within, target - (ends[group - 1] if group else 0), side="right"))
-    if place == len(within):  # rounding has left the number beyond the last token of the group
-        place = int(np.flatnonzero(probabilities[start : start + GROUP])[-1])
-    return start + place
+    index = int(np.searchsorted(within, target - (ends[group - 1] if group else 0), side="right"))
+    if index == len(within):  # rounding has left the number beyond the last token of the group
+        index = int(np.flatnonzero(probabilities[start : start + GROUP])[-1])
+    return start + index
 
 
 def probabilities_of(scores: torch.Tensor, params: list[SamplingParams]) -> np.ndarray:
@@ -199,13 +199,13 @@ def probabilities_of(scores: torch.Tensor, params: list[SamplingParams]) -> np.n
         scores: float32 [rows, vocabulary], on the CPU.
         params: the temperature, `top_k` and `min_p` of each row.
     """
-    temperatures = torch.tensor([max(float(one.temperature), LOWEST_TEMPERATURE) for one in params])
+    temperatures = torch.tensor([max(float(row_params.temperature), LOWEST_TEMPERATURE) for row_params in params])
     probabilities = (scores / temperatures[:, None]).softmax(dim=-1).numpy()
-    for shares, one in zip(probabilities, params, strict=True):
-        if 0 < one.top_k < len(shares):
-            shares *= shares >= np.partition(shares, -int(one.top_k))[-int(one.top_k)]
-        if one.min_p > 0:
-            shares *= shares >= float(one.min_p) * shares.max()
+    for shares, row_params in zip(probabilities, params, strict=True):
+        if 0 < row_params.top_k < len(shares):
+            shares *= shares >= np.partition(shares, -int(row_params.top_k))[-int(row_params.top_k)]
+        if row_params.min_p > 0:
+            shares *= shares >= float(row_params.min_p) * shares.max()
     return probabilities
 
 
@@ -227,7 +227,7 @@ def _logprobs(logits: torch.Tensor, params: list[SamplingParams], token_ids: lis
 
     They are computed from the model's logits, before penalties, temperature and truncation.
     """
-    rows = [row for row, one in enumerate(params) if one.logprobs is not None]
+    rows = [row for row, row_params in enumerate(params) if row_params.logprobs is not None]
     if not rows:
         return {}
     logprobs = (logits if len(rows) == len(logits) else logits[rows]).log_softmax(dim=-1)

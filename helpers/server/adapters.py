@@ -35,7 +35,12 @@ class UnloadAdapter(Strict):
 def loaded_adapters(engine: EngineCore) -> dict[str, "Adapter"]:
     """Return the adapters that new requests can name, by name. Any thread may ask."""
     features = getattr(engine.validator, "features", ())  # a simulator's validator has none
-    return {name: adapter for one in features if one.name == "adapters" for name, adapter in dict(one.loaded).items()}
+    return {
+        name: adapter
+        for feature in features
+        if feature.name == "adapters"
+        for name, adapter in dict(feature.loaded).items()
+    }
 
 
 def add_addresses(app: FastAPI) -> None:

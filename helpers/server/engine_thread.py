@@ -69,20 +69,20 @@ class EngineThread(EngineClient):
             Exception: that of the function.
             EngineFailed: the engine has stopped.
         """
-        done: Future = Future()
+        future: Future = Future()
 
         def task() -> None:
             try:
-                done.set_result(function())
+                future.set_result(function())
             except Exception as error:
-                done.set_exception(error)
+                future.set_exception(error)
 
         self._inbox.put(task)
-        while not done.done():
+        while not future.done():
             if not self.alive:
                 raise EngineFailed("The engine has stopped, and the server must be restarted.")
-            await asyncio.wait([asyncio.wrap_future(done)], timeout=1)
-        done.result()
+            await asyncio.wait([asyncio.wrap_future(future)], timeout=1)
+        future.result()
 
     def _send(
         self, engine_id: str, token_ids: list[int], params: SamplingParams, priority: int, **options: Any

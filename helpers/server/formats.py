@@ -75,7 +75,7 @@ class CompletionFormatter:
         entry = self._entry(choice, output, {"text": echo.text + output.new_text if echo else output.new_text})
         if output.prompt_logprobs is None:
             return entry
-        return entry | {"prompt_logprobs": [one and self._named(one) for one in output.prompt_logprobs]}
+        return entry | {"prompt_logprobs": [logprobs and self._named(logprobs) for logprobs in output.prompt_logprobs]}
 
     _delta = _choice
 
@@ -92,8 +92,10 @@ class CompletionFormatter:
             ids, logprobs, offsets = echo.token_ids + ids, output.prompt_logprobs + logprobs, echo.offsets
         return {
             "tokens": [self.token_text(id) for id in ids],
-            "token_logprobs": [one and one[id] for id, one in zip(ids, logprobs, strict=True)],
-            "top_logprobs": [one and {self.token_text(id): one[id] for id in _best_first(one)} for one in logprobs],
+            "token_logprobs": [by_id and by_id[id] for id, by_id in zip(ids, logprobs, strict=True)],
+            "top_logprobs": [
+                by_id and {self.token_text(id): by_id[id] for id in _best_first(by_id)} for by_id in logprobs
+            ],
             "text_offset": offsets + new_offsets,
         }
 

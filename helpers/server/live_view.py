@@ -75,10 +75,10 @@ class LiveView:
             )
         self._num_listeners += 1
         listening = ExitStack()
-        listening.callback(self._leave)
+        listening.callback(self._remove_listener)
         return listening
 
-    def _leave(self) -> None:
+    def _remove_listener(self) -> None:
         self._num_listeners -= 1
 
     async def events(self) -> AsyncIterator[str]:
@@ -86,8 +86,8 @@ class LiveView:
         last_iteration = last_finished = -1  # that the listener knows
         while not self._client.draining:
             self._describe_steps()
-            iterations = [one for one in self._iterations if one["n"] > last_iteration]
-            finished = [one for one in self._finished if one["n"] > last_finished]
+            iterations = [iteration for iteration in self._iterations if iteration["n"] > last_iteration]
+            finished = [request for request in self._finished if request["n"] > last_finished]
             last_iteration = iterations[-1]["n"] if iterations else last_iteration
             last_finished = finished[-1]["n"] if finished else last_finished
             sent, version = time.perf_counter(), self._version
@@ -116,8 +116,8 @@ class LiveView:
 
     def _described(self, iteration: TracedPass, replica: str | None) -> dict[str, Any]:
         rows = [
-            None if one.work == "empty" else [choice_name(one.request_id), one.work, one.tokens, one.new_tokens]
-            for one in iteration.row_steps
+            None if row.work == "empty" else [choice_name(row.request_id), row.work, row.tokens, row.new_tokens]
+            for row in iteration.row_steps
         ]
         if self._policy == "static":
             rows = self._with_finished_rows(rows, self._rows.get(replica, []))
@@ -134,7 +134,7 @@ class LiveView:
         pairs = list(itertools.zip_longest(rows, rows_before))
         if not any(row and before and row[0] == before[0] for row, before in pairs):
             return rows  # a new batch
-        finished = {one["id"] for one in self._finished}
+        finished = {request["id"] for request in self._finished}
         return [
             [before[0], "finished", 0, 0] if row is None and before and before[0] in finished else row
             for row, before in pairs

@@ -35,7 +35,7 @@ class OutputDelta:
     prompt_logprobs: list[dict[int, float] | None] | None = None
 
     @classmethod
-    def of(cls, sequence: Sequence, num_tokens: int, num_characters: int) -> "OutputDelta":
+    def from_sequence(cls, sequence: Sequence, num_tokens: int, num_characters: int) -> "OutputDelta":
         """Make the delta of a sequence of which this many tokens and characters were emitted before."""
         return cls(
             sequence.request_id,

@@ -67,13 +67,13 @@ class EchoedPrompt:
         """The text and the offsets of the tokens, decoded one character after another."""
         decode, letter = self._tokenizer.decode, letter_ids(self._tokenizer)
         text, offsets, character = "", [], []
-        for place, token_id in enumerate(self.token_ids, start=1):
+        for num_tokens, token_id in enumerate(self.token_ids, start=1):
             offsets.append(len(text))
             character.append(token_id)
             before = letter if text else []
             whole = decode(before + character, clean_up_tokenization_spaces=False)
             is_complete = not whole.endswith(REPLACEMENT_CHARACTER) or len(character) == MAX_BYTES
-            if is_complete or place == len(self.token_ids):
+            if is_complete or num_tokens == len(self.token_ids):
                 text += whole[len(decode(before)) :]
                 character = []
         return text, offsets

@@ -267,7 +267,10 @@ def table(results: dict[str, FleetResult], args: SimulatorOptions) -> str:
     for name, result in results.items():
         latencies = result.percentile("ttft", 50), result.percentile("ttft", 99), result.percentile("tpot", 99)
         cells = [name, f"{len(result) / result.seconds:.3g}", f"{result.goodput(**args.limits):.3g}"]
-        cells += [f"{result.within(**args.limits):.1%}", *("-" if one is None else f"{one:.3g}" for one in latencies)]
+        cells += [
+            f"{result.within(**args.limits):.1%}",
+            *("-" if value is None else f"{value:.3g}" for value in latencies),
+        ]
         cells += [f"{result.utilization:.0%}", f"{sum(result.preemptions)}"]
         if args.autoscale is not None:
             cells.append(f"{result.mean_replicas:.3g}")

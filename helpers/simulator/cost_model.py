@@ -96,9 +96,9 @@ class CostModel:
     def __call__(self, plan: Plan) -> float:
         """Return the seconds of an iteration, given its plan."""
         adapters = count_adapters(chunk.sequence for chunk in plan.chunks) if self.adapters else 0
-        return self.of(*features(plan), adapters)
+        return self.seconds_for(*features(plan), adapters)
 
-    def of(
+    def seconds_for(
         self, iterations: int, prefills: int, tokens: int, sequences: int, keys: int, pairs: int, adapters: int = 0
     ) -> float:
         """Return the seconds of these counts."""
@@ -157,7 +157,7 @@ class CostModel:
             OSError: the file cannot be read.
             ValueError: it does not contain a cost model.
         """
-        known = [one.name for one in fields(cls)]
+        known = [parameter.name for parameter in fields(cls)]
         try:
             saved = json.loads(Path(path).read_text(encoding="utf-8"))
             return cls(**saved)

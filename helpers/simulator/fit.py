@@ -37,7 +37,7 @@ FREE_TOKENS = (0, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # thos
 TOKENS = FEATURES.index("tokens")
 PEAK = 1.5  # times what the engine can serve: the highest rate of arrivals while it is measured
 ROUNDS = 20  # of a fit, until it hardly changes
-_CHOICES = [list(one) for size in range(1, 7) for one in itertools.combinations(range(len(FEATURES)), size)]
+_CHOICES = [list(chosen) for size in range(1, 7) for chosen in itertools.combinations(range(len(FEATURES)), size)]
 Counts = tuple[float, ...]  # of a plan, in the order of FEATURES
 Measured = list[tuple[Counts, float]]  # for each iteration, the counts of its plan and its seconds
 Requests = Seq[tuple[list[int], int]]  # prompts as token ids, and numbers of tokens to generate
@@ -53,7 +53,7 @@ class _Recording(Scheduler):
         return self.plan
 
 
-def recording(config: EngineConfig) -> EngineConfig:
+def timing_config(config: EngineConfig) -> EngineConfig:
     """Return a configuration whose engine can be timed: it keeps its last plan, and no prompt finds cached blocks."""
     return replace(config, scheduler_cls=_Recording, prefix_caching=False, speculative=None, trace_length=1)
 
@@ -77,28 +77,28 @@ def run_live(engine: EngineCore, requests: Requests, arrivals: Seq[float]) -> Li
     """Run requests that arrive in real time, the first one at 0.
 
     Args:
-        engine: made with a `recording` configuration, without requests.
+        engine: made with a `timing_config`, without requests.
         requests: prompts as token ids, and numbers of tokens to generate.
         arrivals: in seconds, in ascending order.
     """
-    iterations, firsts, places = [], {}, {}
-    place, start = 0, time.perf_counter()
+    iterations, firsts, index_of = [], {}, {}
+    next_index, start = 0, time.perf_counter()
     end = 0.0  # of the iteration or the pause before
-    while place < len(requests) or engine.has_unfinished_requests():
-        while place < len(requests) and arrivals[place] <= time.perf_counter() - start:
-            prompt, output_tokens = requests[place]
-            places[engine.add_request(prompt, SamplingParams(output_tokens, ignore_eos=True))] = place
-            place += 1
+    while next_index < len(requests) or engine.has_unfinished_requests():
+        while next_index < len(requests) and arrivals[next_index] <= time.perf_counter() - start:
+            prompt, output_tokens = requests[next_index]
+            index_of[engine.add_request(prompt, SamplingParams(output_tokens, ignore_eos=True))] = next_index
+            next_index += 1
         if not engine.has_unfinished_requests():
-            time.sleep(max(0.0, arrivals[place] - (time.perf_counter() - start)))
+            time.sleep(max(0.0, arrivals[next_index] - (time.perf_counter() - start)))
             end = time.perf_counter() - start
             continue
         outputs = engine.step()
         begin, end = end, time.perf_counter() - start
         iterations.append((features(engine.scheduler.plan), end - begin))
         for output in outputs:
-            firsts.setdefault(places[output.request_id], end)
-    return LiveRun(iterations, end, [firsts[place] - arrival for place, arrival in enumerate(arrivals)])
+            firsts.setdefault(index_of[output.request_id], end)
+    return LiveRun(iterations, end, [firsts[index] - arrival for index, arrival in enumerate(arrivals)])
 
 
 def measure(engine: EngineCore, context: int, count: int = 100, seed: int = 0) -> Measured:
@@ -108,7 +108,7 @@ def measure(engine: EngineCore, context: int, count: int = 100, seed: int = 0) -
     all rows have short contexts at first, and long ones at last. Then they arrive at random, at a rising rate.
 
     Args:
-        engine: made with a `recording` configuration, without requests.
+        engine: made with a `timing_config`, without requests.
         context: the most tokens of a request.
         count: how many requests.
         seed: of all choices.
@@ -152,7 +152,7 @@ def fit(measured: Measured) -> CostModel:
     weights = np.ones(len(seconds))
     for _ in range(ROUNDS):
         cost = _least_squares(counts, seconds, weights)
-        predicted = np.array([cost.of(*one) for one in counts])
+        predicted = np.array([cost.seconds_for(*row) for row in counts])
         ratios = seconds / np.maximum(predicted, seconds / 10)  # a prediction may be 0
         weights = ratios**2 / np.maximum(np.abs(ratios - 1), 0.01)  # without the 0.01, one iteration could count alone
     return cost
@@ -179,7 +179,7 @@ def _least_squares(counts: np.ndarray, seconds: np.ndarray, weights: np.ndarray)
             coefficients, *_ = np.linalg.lstsq(system[:, chosen], system[:, -1])
             error = float(((system[:, chosen] @ coefficients - system[:, -1]) ** 2).sum())
             if (coefficients >= 0).all() and error < least:
-                names = (FEATURES[one] for one in chosen)
+                names = (FEATURES[index] for index in chosen)
                 best = dict(zip(names, (coefficients / scale[chosen]).tolist(), strict=True), free_tokens=free_tokens)
                 least = error
     return CostModel(**best)
@@ -212,9 +212,9 @@ def prediction_errors(
     """Return how far the simulation of a workload is from a live run of it."""
     trace = simulate(requests, replace(config, prefix_caching=False, scheduler_cls=None), arrivals, cost)
     times = trace.token_times
-    ttft = [RequestMetrics(place, arrivals[place], times[place]).ttft for place in range(len(requests))]
+    ttft = [RequestMetrics(index, arrivals[index], times[index]).ttft for index in range(len(requests))]
     return Errors(
-        statistics.median(abs(cost.of(*counts) / seconds - 1) for counts, seconds in live.iterations),
+        statistics.median(abs(cost.seconds_for(*counts) / seconds - 1) for counts, seconds in live.iterations),
         abs(trace.seconds / live.makespan - 1),
         abs(percentile(ttft, 99) / percentile(live.ttft, 99) - 1),
     )
@@ -271,8 +271,8 @@ def fit_machine(
     config = EngineConfig(max_batch_size=rows, max_tokens_per_step=tokens)
     model, tokenizer = load_model(name, dtype=getattr(torch, dtype))
     context = min(context_length(model) or 2048, 2048)
-    engine = Engine(model, tokenizer, recording(config))
-    measured = [one for seed in range(2) for one in measure(engine, context, min(count, 200), seed)]
+    engine = Engine(model, tokenizer, timing_config(config))
+    measured = [iteration for seed in range(2) for iteration in measure(engine, context, min(count, 200), seed)]
     print(f"{len(measured)} iterations measured for the fit", flush=True)
     cost, errors = fit(measured), {}
     for load in (0.5, 0.8):

@@ -67,7 +67,7 @@ class FleetResult:
     def requests(self) -> Iterator[FinishedRequest]:
         """The requests, numbered in the order in which they finished."""
         columns = self.arrivals, self.first_tokens, self.last_tokens, self.prompt_tokens, self.output_tokens
-        return (FinishedRequest(number, *one) for number, one in enumerate(zip(*columns, strict=True)))
+        return (FinishedRequest(number, *values) for number, values in enumerate(zip(*columns, strict=True)))
 
     @property
     def seconds(self) -> float:
@@ -84,7 +84,7 @@ class FleetResult:
 
     def percentile(self, name: str, percent: float) -> float | None:
         """Return a percentile of "ttft", "tpot" or "e2e", in seconds; None if no request has such a time."""
-        values = [value for one in self.requests if (value := getattr(one, name)) is not None]
+        values = [value for request in self.requests if (value := getattr(request, name)) is not None]
         return percentile(values, percent) if values else None
 
     @property

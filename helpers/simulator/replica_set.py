@@ -189,16 +189,16 @@ class ReplicaSet:
     def _update_ready(self) -> None:
         """Find the replicas that take requests, and send them those that wait."""
         members = sorted(self._members.values(), key=lambda member: member.place)
-        self._ready = [one for one in members if one.ready <= self.clock.now and not one.is_draining]
+        self._ready = [member for member in members if member.ready <= self.clock.now and not member.is_draining]
         self._replicas = [member.replica for member in self._ready]
         waiting, self._waiting = self._waiting, []
         self._send(waiting)
 
     def _stop(self, member: _Member, time: float) -> float:
         """Stop a replica at the end of the iteration in progress, keep only its counts, and return that time."""
-        one = self._members.pop(member.number).replica
-        lifetime = Lifetime(member.started, member.ready, max(time, member.started, one.time))
-        self._stopped[member.number] = lifetime, {name: getattr(one, name) for name in COUNTS}
+        replica = self._members.pop(member.number).replica
+        lifetime = Lifetime(member.started, member.ready, max(time, member.started, replica.time))
+        self._stopped[member.number] = lifetime, {name: getattr(replica, name) for name in COUNTS}
         return lifetime.stopped
 
     def report(self, result: FleetResult) -> None:
@@ -232,7 +232,7 @@ class ReplicaSet:
 
     def _fail(self, place: int, failures: Iterator[tuple[float, int]]) -> None:
         self._plan_failure(failures)
-        member = next((one for one in self._members.values() if one.place == place), None)
+        member = next((candidate for candidate in self._members.values() if candidate.place == place), None)
         if member is None:
             return
         self._failures_in_a_row += self.unfinished > 0
@@ -271,7 +271,7 @@ class ReplicaSet:
     def _resize(self, wanted: int) -> None:
         """Start or drain replicas until this many are not draining."""
         now, active = self.clock.now, [member for member in self._members.values() if not member.is_draining]
-        surplus = sorted(active, key=lambda one: (one.ready <= now, one.unfinished, -one.number))
+        surplus = sorted(active, key=lambda member: (member.ready <= now, member.unfinished, -member.number))
         for member in surplus[: max(0, len(active) - wanted)]:  # at first those that are not ready yet
             member.is_draining = True
             if not member.unfinished:

@@ -49,7 +49,7 @@ def simulate(
         features = simulator.validator.features_for(params)
         tokens = simulator.validator.validate(prompt, params)
         sequences.append(Sequence(number, *tokens, params=params, features=features))
-    for sequence in sorted(sequences, key=lambda one: arrivals[one.request_id]):
+    for sequence in sorted(sequences, key=lambda arriving: arrivals[arriving.request_id]):
         simulator.run_until(arrivals[sequence.request_id])
         sequence.request.arrival = simulator.now()
         simulator.scheduler.add(sequence)
@@ -81,7 +81,7 @@ class _TraceOnly(Simulator):
         iterations = 0 if stretch is None else stretch.begun_before(time)
         if iterations == 0:
             return
-        rows = [shared_row_step("decode", one.label, 1, 0, 1, 0, 0) for one in self.scheduler.running]
+        rows = [shared_row_step("decode", sequence.label, 1, 0, 1, 0, 0) for sequence in self.scheduler.running]
         ends, seconds = stretch.ends, stretch.seconds
         self.trace.add(rows, stretch.start, seconds[0], self.steps)
         rows = self.trace.passes[-1].row_steps  # with those that are empty

@@ -190,16 +190,21 @@ class SimulatedReplica:
         self.iterations += 1
         self.preemptions += len(plan.preempted)
         self.computed_tokens += plan.tokens
-        for done in output.passes:
-            self.busy_seconds += done.seconds
-            self._outstanding -= len(done.sampled)
+        for forward_pass in output.passes:
+            self.busy_seconds += forward_pass.seconds
+            self._outstanding -= len(forward_pass.sampled)
             if self._prefills:
-                self._outstanding -= sum(self._prefills.pop(one, 0) for one in done.sampled)
-        for one in finished:
-            times = one.token_times
+                self._outstanding -= sum(self._prefills.pop(sequence, 0) for sequence in forward_pass.sampled)
+        for sequence in finished:
+            times = sequence.token_times
             self.finished.append(
                 FinishedRequest(
-                    one.request_id, one.request.arrival, times[0], times[-1], one.prompt_tokens, one.generated
+                    sequence.request_id,
+                    sequence.request.arrival,
+                    times[0],
+                    times[-1],
+                    sequence.prompt_tokens,
+                    sequence.generated,
                 )
             )
         # In a stretch, a running sequence counts 1 less per token, so its prompt must have left the count already.

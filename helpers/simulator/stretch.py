@@ -75,7 +75,7 @@ def find_stretch(scheduler: Scheduler, last: Plan, cost: CostModel, now: float, 
         return None
     rows, keys = len(running), sum(len(sequence.token_ids) for sequence in running)
     adapters = count_adapters(running)
-    seconds = [cost.of(1, 0, rows, rows, keys + iteration * rows, 0, adapters) for iteration in range(most)]
+    seconds = [cost.seconds_for(1, 0, rows, rows, keys + iteration * rows, 0, adapters) for iteration in range(most)]
     return Stretch(scheduler, now, seconds, list(accumulate(seconds, initial=now))[1:])
 
 

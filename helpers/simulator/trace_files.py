@@ -34,29 +34,29 @@ def read_trace(path: str | Path) -> list[TimedRequest]:
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
         try:
-            columns = next((one for one in FORMATS.values() if set(one) <= set(rows.fieldnames or ())), None)
+            columns = next((names for names in FORMATS.values() if set(names) <= set(rows.fieldnames or ())), None)
             if columns is None:
-                known = " or ".join(", ".join(one) for one in FORMATS.values())
+                known = " or ".join(", ".join(names) for names in FORMATS.values())
                 raise ValueError(f"{path} is not a trace: its first line must name the columns {known}.")
             requests = [_request(row, columns, f"{path}, line {rows.line_num}") for row in rows]
         except csv.Error as error:
             raise ValueError(f"{path}, after line {rows.line_num}: {error}.") from error
-    requests = sorted(one for one in requests if one.prompt > 0 and one.output_tokens > 0)
+    requests = sorted(request for request in requests if request.prompt > 0 and request.output_tokens > 0)
     if not requests:
         raise ValueError(f"{path} has no requests with both prompt tokens and output tokens.")
     start = requests[0].arrival
-    return [one._replace(arrival=one.arrival - start) for one in requests]
+    return [request._replace(arrival=request.arrival - start) for request in requests]
 
 
-def _request(row: dict[str, str], columns: tuple[str, str, str], place: str) -> TimedRequest:
+def _request(row: dict[str, str], columns: tuple[str, str, str], location: str) -> TimedRequest:
     time, prompt, output = (row[column] for column in columns)
     try:
         arrival = _seconds(time) if columns is AZURE else float(time)
         request = TimedRequest(arrival, int(prompt), int(output))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{place}: {error}. A line has the columns {', '.join(columns)}.") from error
+        raise ValueError(f"{location}: {error}. A line has the columns {', '.join(columns)}.") from error
     if not abs(arrival) < float("inf") or request.prompt < 0 or request.output_tokens < 0:
-        raise ValueError(f"{place}: a time and two numbers of tokens are expected, not {time}, {prompt}, {output}.")
+        raise ValueError(f"{location}: a time and two numbers of tokens are expected, not {time}, {prompt}, {output}.")
     return request
 
 
@@ -106,4 +106,4 @@ def at_rate(requests: list[TimedRequest], rate: float) -> list[TimedRequest]:
     if seconds <= 0:
         raise ValueError("All requests of the trace arrive at once, so it has no rate to change: do not set one.")
     factor = (len(requests) - 1) / rate / seconds
-    return [one._replace(arrival=one.arrival * factor) for one in requests]
+    return [request._replace(arrival=request.arrival * factor) for request in requests]

@@ -204,8 +204,8 @@ class Writer:
             return self.pick([f"Where there is {sign}, there is {cause}.", f"No {sign.split()[-1]} without {cause}."])
         if kind == 4:
             good, bad = self.pair(GOODS, BADS)
-            one, other = self.pick(WITH)
-            return f"Better {good} with {one} than {bad} with {other}."
+            better, worse = self.pick(WITH)
+            return f"Better {good} with {better} than {bad} with {worse}."
         trait, animal = self.pair(TRAITS, list(ANIMALS))
         home, food, _, skill, _ = ANIMALS[animal]
         if kind == 5:
@@ -236,9 +236,9 @@ class Writer:
         ])
 
     def _sum(self) -> tuple[str, str]:
-        one, two = self.pick(NUMBERS[:10]), self.pick(NUMBERS[:10])
-        total = NUMBERS[NUMBERS.index(one) + NUMBERS.index(two)]
-        return f"What is {one} plus {two}?", f"{capital(one)} plus {two} is {total}."
+        first, second = self.pick(NUMBERS[:10]), self.pick(NUMBERS[:10])
+        total = NUMBERS[NUMBERS.index(first) + NUMBERS.index(second)]
+        return f"What is {first} plus {second}?", f"{capital(first)} plus {second} is {total}."
 
     def _color(self) -> tuple[str, str]:
         thing = self.pick(list(COLORS))

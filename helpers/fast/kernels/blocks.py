@@ -19,7 +19,7 @@ class Norm(Structure):
     _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("eps", c_float), ("kind", c_int))
 
     @classmethod
-    def of(cls, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, kind: int) -> "Norm":
+    def from_tensors(cls, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, kind: int) -> "Norm":
         """Describe a norm; `kind` is one of elementwise.py's."""
         return cls(address(weight), address(bias), eps, kind)
 
@@ -49,7 +49,7 @@ class LowRankPair(Structure):
     _fields_ = (("a", c_void_p), ("b", c_void_p), ("rank", c_long))
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor) -> "LowRankPair":
+    def from_matrices(cls, a: torch.Tensor, b: torch.Tensor) -> "LowRankPair":
         """Describe contiguous matrices a [rank, inputs] and b [rank, outputs]."""
         return cls(address(a), address(b), len(a))
 
@@ -132,6 +132,6 @@ def compute_blocks(
         kept = [*rounding_buffers(rows, most_inputs, threads), panel_buffers(rows, most_inputs, hidden.dtype)]
     integers = IntegerBuffers(most_inputs, *map(address, kept))
     tensors = [address(tensor) for tensor in (slots, cos, sin, hidden, update, buffers)]
-    described = (addressof(one) for one in (sizes, segments.described, adapters, integers))
+    described = (addressof(structure) for structure in (sizes, segments.described, adapters, integers))
     function("blocks", hidden.dtype, ARGUMENTS)(addressof(blocks), len(blocks), *described, *tensors, threads)
     return update

@@ -102,9 +102,9 @@ def address(tensor: torch.Tensor | None) -> int | None:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
-    if done.returncode != 0:
-        raise RuntimeError(f"{command[0]} failed:\n{done.stderr[-2000:]}")
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=300)
+    if result.returncode != 0:
+        raise RuntimeError(f"{command[0]} failed:\n{result.stderr[-2000:]}")
 
 
 def _fingerprint(compiler: str) -> str:

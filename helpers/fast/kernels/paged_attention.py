@@ -26,7 +26,7 @@ class Cache(Structure):
     _fields_ = (("numbers", c_void_p), ("scales", c_void_p))
 
     @classmethod
-    def of(cls, vectors) -> "Cache":
+    def from_vectors(cls, vectors) -> "Cache":
         """Describe a contiguous tensor [kv heads, slots, head dim], or a `QuantizedVectors` in its place."""
         return cls(address(getattr(vectors, "integers", vectors)), address(getattr(vectors, "scales", None)))
 
@@ -48,7 +48,7 @@ class Segments:
         longest = max((len(table) for table in tables), default=0)
         padded = [table + [-1] * (longest - len(table)) for table in tables]  # -1: not allocated
         self._tables, self._numbers = _ints(padded).view(len(tables), longest), _ints([columns, tokens, lengths])
-        addresses = (one.data_ptr() for one in (*self._numbers, self._tables))
+        addresses = (tensor.data_ptr() for tensor in (*self._numbers, self._tables))
         self.described = Description(*addresses, len(tables), longest, block_size)
 
 
@@ -85,7 +85,7 @@ def paged_attention(
         window: the most keys that a query attends to, its own included; None for all.
     """
     (kv_heads, slots, dim), threads = keys.shape, torch.get_num_threads()
-    described = Cache.of(keys), Cache.of(values)
+    described = Cache.from_vectors(keys), Cache.from_vectors(values)
     pointers = query.data_ptr(), query.stride(0), query.stride(1), *map(addressof, described), slots
     sizes = query.shape[0], kv_heads, dim, NO_WINDOW if window is None else window
     function("paged_attention", query.dtype, ARGUMENTS)(

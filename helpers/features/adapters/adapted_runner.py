@@ -95,7 +95,7 @@ class AdaptedRunner:
             if rank > self._rank or len(missing) > len(free):
                 self._restack(list(wanted))
             else:
-                for slot, adapter in zip(free, (one for one in wanted if one in missing), strict=False):
+                for slot, adapter in zip(free, (added for added in wanted if added in missing), strict=False):
                     self._put(slot, adapter)
         slot_of = {adapter: slot for slot, adapter in enumerate(self._slots) if adapter is not None}
         parts = [(slot_of.get(adapter), tokens) for adapter, tokens in chunks]
@@ -158,13 +158,13 @@ def _adaptable_layers(runner: RaggedRunner, model: nn.Module) -> dict[str, Layer
     layer that is never called, because other code reads its weight, could not add anything. A trial shows both.
     """
     named = model.named_modules()
-    paths = [path for path, one in named if type(one) in (nn.Linear, Conv1D) or isinstance(one, QuantizedLinear)]
+    paths = [path for path, layer in named if type(layer) in (nn.Linear, Conv1D) or isinstance(layer, QuantizedLinear)]
     candidates = {path: runner.model.get_submodule(path) for path in paths}
     candidates = {path: layer for path, layer in candidates.items() if "forward" not in vars(layer)}  # replaced
     calls = {path: [] for path in candidates}
     pass_sizes: list[int] = []
-    trial = copy.copy(runner)
-    trial.pool, trial.block_size = KVPool(NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE
+    trial_runner = copy.copy(runner)
+    trial_runner.pool, trial_runner.block_size = KVPool(NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE
 
     def note_size(token_ids: torch.Tensor, *others) -> torch.Tensor:
         pass_sizes.append(len(token_ids))
@@ -173,10 +173,10 @@ def _adaptable_layers(runner: RaggedRunner, model: nn.Module) -> dict[str, Layer
     def note_call(path: str, _layer: nn.Module, inputs: tuple[torch.Tensor]) -> None:
         calls[path].append((len(pass_sizes), inputs[0].numel() // inputs[0].shape[-1]))
 
-    trial.call_model = note_size
+    trial_runner.call_model = note_size
     hooks = [layer.register_forward_pre_hook(partial(note_call, path)) for path, layer in candidates.items()]
     try:
-        for _ in trial_passes(trial.forward):
+        for _ in trial_passes(trial_runner.forward):
             pass
     finally:
         for hook in hooks:

@@ -55,7 +55,7 @@ class RowGroups:
             rows = [groups.get(slot, []) for slot in range(self.num_groups)]
             padded = [own + [0] * (size - len(own)) for own in rows]
             self.gathered = torch.tensor(padded, device=device).flatten()
-            kept = [slot * size + place for slot, own in enumerate(rows) for place in range(len(own))]
+            kept = [slot * size + index for slot, own in enumerate(rows) for index in range(len(own))]
             if len(kept) < len(self.gathered):
                 self.kept = torch.tensor(kept, device=device)
             self.scattered = self.gathered if self.kept is None else self.gathered[self.kept]

@@ -72,7 +72,7 @@ class Adapter:
     @property
     def rank(self) -> int:
         """The largest rank in any layer."""
-        return max(len(one.a) for one in self.matrices.values())
+        return max(len(pair.a) for pair in self.matrices.values())
 
 
 def read_adapter(folder: str | Path, model: nn.Module, layers: dict[str, LayerInfo]) -> Adapter:
@@ -198,7 +198,7 @@ def _checked(
     if not (a.is_floating_point() and b.is_floating_point()):
         raise ValueError(f"The adapter's matrices for {path} are {a.dtype} and {b.dtype}, not floating-point numbers.")
     b = b.float() * scaling_of(rank)
-    a, b = (one.to(layer.device, layer.dtype) for one in (a, b.T.contiguous()))
+    a, b = (matrix.to(layer.device, layer.dtype) for matrix in (a, b.T.contiguous()))
     if not (a.isfinite().all() and b.isfinite().all()):
         raise ValueError(
             f"The adapter's matrices for {path} have numbers that are infinite or NaN in {layer.dtype}: train or copy "

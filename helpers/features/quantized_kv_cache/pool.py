@@ -59,12 +59,12 @@ def quantize_kv_cache(runner: PaddedRunner | RaggedRunner, model, config: Engine
             f"kv_cache={config.kv_cache!r} requires ragged execution, but {runner.not_ragged_because}. Use "
             f'kv_cache="auto".'
         )
-    trial = copy.copy(runner)
-    trial.pool, trial.block_size = QuantizedKVPool(NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE
-    for _ in trial_passes(trial.forward):
+    trial_runner = copy.copy(runner)
+    trial_runner.pool, trial_runner.block_size = QuantizedKVPool(NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE
+    for _ in trial_passes(trial_runner.forward):
         pass
-    _check_reference(model, trial.pool)
-    token_bytes = sum(tensor.nbytes for tensor in trial.pool.tensors()) // trial.pool.num_slots
+    _check_reference(model, trial_runner.pool)
+    token_bytes = sum(tensor.nbytes for tensor in trial_runner.pool.tensors()) // trial_runner.pool.num_slots
     runner.num_blocks = num_blocks(model, config, lambda _: token_bytes)
     runner.pool = QuantizedKVPool(runner.num_blocks, runner.block_size)
 

@@ -15,7 +15,7 @@ from ...engine import BlockManager, Chunk, EngineConfig, Plan, Sequence
 from ...models import EMBEDDED, context_length, load_model
 from ...runners import RaggedRunner
 from ...trace import num_matching
-from .speculation import Context
+from .speculation import Context, as_context
 
 EMBEDDED_DRAFT = EMBEDDED / "draft"
 
@@ -45,7 +45,7 @@ class DraftModelProposer:
         A sequence gets no drafts while its keys and values do not fit into the cache or into the draft model's context,
         or while a long prompt is being computed.
         """
-        sequences = [self._sequence(Context.of(ids)) for ids in token_ids]
+        sequences = [self._sequence(as_context(ids)) for ids in token_ids]
         self._generate(sequences, k)
         return [sequence.token_ids[len(ids) :] for sequence, ids in zip(sequences, token_ids, strict=True)]
 

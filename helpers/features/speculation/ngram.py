@@ -4,7 +4,7 @@ Texts that are edited, quoted or summarized repeat their prompts (prompt lookup 
 no forward pass. A dictionary of all n-grams of a text grows with it, so a lookup takes the same time in any text.
 """
 
-from .speculation import Context
+from .speculation import as_context
 
 SIZES = range(3, 0, -1)  # how many of the newest tokens must occur earlier; longer n-grams are looked up first
 
@@ -14,7 +14,7 @@ class NgramProposer:
 
     def propose(self, token_ids: list[int], k: int) -> list[int]:
         """Return at most `k` ids that followed the newest tokens earlier in the text."""
-        context = Context.of(token_ids)
+        context = as_context(token_ids)
         index = context.notes.setdefault(self, _Index())
         index.extend(context)
         for size in SIZES:

@@ -43,10 +43,10 @@ class Context(list):
         super().__init__(token_ids)
         self.notes: dict[Hashable, Any] = {}
 
-    @classmethod
-    def of(cls, token_ids: list[int]) -> "Context":
-        """Return the ids as a context: the same object if they are one, otherwise a copy without notes."""
-        return token_ids if isinstance(token_ids, cls) else cls(token_ids)
+
+def as_context(token_ids: list[int]) -> Context:
+    """Return the ids as a context: the same object if they are one, otherwise a copy without notes."""
+    return token_ids if isinstance(token_ids, Context) else Context(token_ids)
 
 
 class Proposer(Protocol):
@@ -98,10 +98,10 @@ class Speculation(Feature):
             if token_ids:
                 chunk.add_drafts(token_ids[: self.scheduler.memory.allocate_drafts(chunk.sequence, len(token_ids))])
 
-    def settle(self, chunk, done):
+    def settle(self, chunk, forward_pass):
         if chunk.draft_token_ids:
-            self.observe(chunk.sequence, len(chunk.draft_token_ids), len(done.sampled[chunk.sequence]) - 1)
-            self.scheduler.memory.trim(chunk.sequence)
+            self.observe(chunk.sequence, len(chunk.draft_token_ids), len(forward_pass.sampled[chunk.sequence]) - 1)
+            self.scheduler.memory.free_rejected_drafts(chunk.sequence)
 
     def propose(self, sequences: Seq[Sequence], limits: Seq[int], budget: int) -> list[list[int]]:
         """Return a draft, which may be empty, for each of the sequences; all of them decode.
@@ -116,7 +116,9 @@ class Speculation(Feature):
                 self._drafting[sequence] = Drafting(Acceptance(2 * self._overall.rate, 2))
         counts = dict(zip(sequences, self._choose_counts(sequences, limits, budget), strict=True))
         chosen = [sequence for sequence in sequences if counts[sequence] > 0]
-        proposals = self._ask([self._context(one) for one in chosen], [counts[one] for one in chosen])
+        proposals = self._ask(
+            [self._context(sequence) for sequence in chosen], [counts[sequence] for sequence in chosen]
+        )
         drafts = dict(zip(chosen, proposals, strict=True))
         return [drafts.get(sequence, []) for sequence in sequences]
 
@@ -141,22 +143,22 @@ class Speculation(Feature):
         counts, candidates = [0] * len(sequences), []
         tokens = expected = len(sequences)
         at_least = expected / (FREE_TOKENS + tokens)  # a token that pays raises this, so none below it ever pays
-        for place, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
+        for index, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
             rate = probability = self._drafting[sequence].acceptance.rate
             for _ in range(min(self.num_tokens, limit)):
                 if probability <= at_least:
                     break
-                candidates.append((probability, -place))
+                candidates.append((probability, -index))
                 probability *= rate
-        for probability, place in sorted(candidates, reverse=True):
+        for probability, index in sorted(candidates, reverse=True):
             if tokens - len(sequences) == budget or probability * (FREE_TOKENS + tokens) <= expected:
                 break
-            counts[-place] += 1
+            counts[-index] += 1
             tokens, expected = tokens + 1, expected + probability
         left = budget - sum(counts)
-        for place, limit in enumerate(limits):
-            if counts[place] == 0 < min(left, limit) and self._random.random() < EXPLORED:
-                counts[place], left = 1, left - 1
+        for index, limit in enumerate(limits):
+            if counts[index] == 0 < min(left, limit) and self._random.random() < EXPLORED:
+                counts[index], left = 1, left - 1
         return counts
 
     def _ask(self, contexts: list[Context], counts: list[int]) -> list[list[int]]:

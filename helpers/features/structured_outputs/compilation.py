@@ -91,7 +91,7 @@ def _probe(matcher: "LLMatcher", eos_token_ids: frozenset[int], kind: str) -> No
             if "NoExtension" in matcher.get_error():
                 raise ValueError(f"No text of this model's tokens matches {kind}: change it.")
             raise ValueError(f"{kind} is too complex: {reason(matcher)}")
-        allowed = (8 * at + bits[at].bit_length() - 1 for at in range(len(bits)) if bits[at])
+        allowed = (8 * index + bits[index].bit_length() - 1 for index in range(len(bits)) if bits[index])
         token_id = next((id for id in allowed if id not in eos_token_ids), None)
         if token_id is None:
             return

@@ -106,7 +106,7 @@ class Group:
             self._connections.append(own)
         self._finalizer = weakref.finalize(self, _end, self.processes, self._connections, os.getpid())
 
-    def compute(self, one: Pass) -> tuple[torch.Tensor, int, int]:
+    def compute(self, forward_pass: Pass) -> tuple[torch.Tensor, int, int]:
         """Compute a pass in all processes.
 
         Returns:
@@ -118,7 +118,7 @@ class Group:
         try:
             for rank, connection in enumerate(self._connections):
                 try:
-                    connection.send(one)
+                    connection.send(forward_pass)
                 except OSError as error:
                     raise self._ended(rank) from error
             answers = self._answers(SILENCE_LIMIT)

@@ -73,9 +73,9 @@ class TensorParallelRunner(RaggedRunner):
         with torch.no_grad():
             texts = (torch.tensor([text], device=model.device) for text in trial_texts())
             alone = torch.cat([model(text).logits[0, -1:] for text in texts])
-        trial = copy.copy(self)
-        trial.block_size, trial.pool = BLOCK_SIZE, _RemotePool(NUM_BLOCKS, BLOCK_SIZE)
-        logits = torch.cat(list(trial_passes(trial.forward)))
+        trial_runner = copy.copy(self)
+        trial_runner.block_size, trial_runner.pool = BLOCK_SIZE, _RemotePool(NUM_BLOCKS, BLOCK_SIZE)
+        logits = torch.cat(list(trial_passes(trial_runner.forward)))
         if not same_logits(logits.to(alone.dtype), alone.cpu()):  # the dtype sets the tolerance
             self.group.end()
             raise ValueError(
@@ -86,13 +86,13 @@ class TensorParallelRunner(RaggedRunner):
     def run(self, plan: Plan, clock: Clock) -> RunnerOutput:
         """Do what `RaggedRunner` does, and note what the processes have sent."""
         output = super().run(plan, clock)
-        return replace(output, passes=[replace(done, traffic=self.traffic) for done in output.passes])
+        return replace(output, passes=[replace(forward_pass, traffic=self.traffic) for forward_pass in output.passes])
 
     def _call_model(self, token_ids, positions, columns, metadata: AttentionMetadata) -> torch.Tensor:
         """Return logits [columns, vocabulary], as `RaggedRunner` does."""
         versions = [weight._version for weight in self._weights]
-        segments = [(one.start, one.tokens, one.past, one.block_table) for one in metadata.segments]
-        numbers = (one.tolist() for one in (token_ids, positions, columns, metadata.slots))
+        segments = [(segment.start, segment.tokens, segment.past, segment.block_table) for segment in metadata.segments]
+        numbers = (tensor.tolist() for tensor in (token_ids, positions, columns, metadata.slots))
         pool = metadata.pool
         try:
             if not self.group.is_running or versions != self._versions:

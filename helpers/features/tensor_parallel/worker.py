@@ -125,21 +125,21 @@ class Worker:
         self.sums.attach(start.share)
         self.runner = start.make_fast(RaggedRunner(start.share.model, 1, 1))
 
-    def compute(self, one: Pass) -> tuple[np.ndarray, int, int]:
+    def compute(self, forward_pass: Pass) -> tuple[np.ndarray, int, int]:
         """Return logits [columns, own part of the vocabulary], float32, and the number of sums and their bytes."""
         runner, device = self.runner, self.runner.model.device
-        if self._pool != one.pool:
-            kind, runner.num_blocks, runner.block_size = self._pool = one.pool
+        if self._pool != forward_pass.pool:
+            kind, runner.num_blocks, runner.block_size = self._pool = forward_pass.pool
             runner.pool = kind(runner.num_blocks, runner.block_size)
         token_ids, positions, columns, slots = (
             torch.tensor(numbers, dtype=torch.long, device=device)
-            for numbers in (one.token_ids, one.positions, one.columns, one.slots)
+            for numbers in (forward_pass.token_ids, forward_pass.positions, forward_pass.columns, forward_pass.slots)
         )
-        segments = [QuerySegment(*segment) for segment in one.segments]
+        segments = [QuerySegment(*segment) for segment in forward_pass.segments]
         metadata = AttentionMetadata(runner.pool, segments, slots, runner.kernel)
         calls, size = self.sums.calls, self.sums.bytes
         with torch.inference_mode():
-            for source, destination in one.copies:
+            for source, destination in forward_pass.copies:
                 runner.pool.copy_block(source, destination)
             logits = runner.call_model(token_ids, positions, columns, metadata)
         array = logits.cpu().float().numpy()  # NumPy has no bfloat16
@@ -209,7 +209,7 @@ def main(descriptor: int) -> None:
 
     while True:
         try:
-            one = connection.recv()
+            forward_pass = connection.recv()
         except (EOFError, OSError):
             os._exit(0)  # without waiting for a sum that will never come
-        channel.answer(lambda one=one: worker.compute(one))
+        channel.answer(lambda forward_pass=forward_pass: worker.compute(forward_pass))
