@@ -71,6 +71,6 @@ def test_a_block_says_who_had_it_and_what_followed_it():
     memory.run(3, [next(ids) for _ in range(BLOCKS * BLOCK_SIZE - 2)])
     first, second = seen[0][0], seen[0][1]
 
-    assert (first.place, first.previous, first.uses, first.last_used, first.followers) == (0, None, 3, 2, 3)
-    assert (second.place, second.previous, second.uses, second.last_used, second.followers) == (1, 0, 1, 0, 0)
+    assert (first.index, first.previous, first.uses, first.last_used, first.followers) == (0, None, 3, 2, 3)
+    assert (second.index, second.previous, second.uses, second.last_used, second.followers) == (1, 0, 1, 0, 0)
     assert [len(blocks) for blocks in seen] == [4, 3, 2, 1]

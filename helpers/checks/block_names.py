@@ -61,7 +61,7 @@ def wrong_names(texts: Seq[list[int]], block_size: int, salts: Seq[str], named: 
             return f"returns {words[0]} as a name, which cannot be the key of a dict"
         if len(names) != len(own):
             return f"returns {len(names)} names for {text}, which fills {len(own)} blocks of {block_size}"
-        where = [f"block {place} of {text} with salt {salt!r}" for place in range(len(own))]
+        where = [f"block {index} of {text} with salt {salt!r}" for index in range(len(own))]
         blocks += zip(names, own, where, strict=True)
     by_name, by_own = {}, {}
     for name, own, where in blocks:

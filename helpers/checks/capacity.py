@@ -50,7 +50,7 @@ def trace(seed: int = 0) -> tuple[tuple[float, int, int], ...]:
     gaps = [draw.expovariate(1) for _ in range(REQUESTS)]
     scale = REQUESTS / RATE / sum(gaps)
     arrivals = accumulate((gap * scale for gap in gaps[:-1]), initial=0.0)
-    shares = [(place + 0.5) / REQUESTS for place in range(REQUESTS)]
+    shares = [(index + 0.5) / REQUESTS for index in range(REQUESTS)]
     outputs = [min(200, 1 + round(-60 * log(1 - share))) for share in shares]
     prompts = [round(200 + 1000 * share) if share < 0.2 else round(10 + 62 * (share - 0.2)) for share in shares]
     draw.shuffle(outputs)
@@ -92,8 +92,8 @@ def _run(rows: int, tokens: int, max_queue: int, seed: int) -> Counts:
             engine.add_request([0] * prompt, SamplingParams(output, ignore_eos=True), number)
     engine.run_until()
     served = metrics.request_metrics(engine.trace, arrivals)
-    late = {one.request_id for one in served if one.ttft > TTFT}
-    stalled = {one.request_id for one in served if max(one.itl, default=0) > GAP + 1e-9}
+    late = {request.request_id for request in served if request.ttft > TTFT}
+    stalled = {request.request_id for request in served if max(request.itl, default=0) > GAP + 1e-9}
     return Counts(
         in_time=len(served) - len(late | stalled),
         refused=REQUESTS - len(served),

@@ -45,7 +45,7 @@ WHEN_NEEDED = (
     "not exist, and keeps another request waiting. The newest running request is preempted: it has computed the least"
 )
 AGAIN = "What a preempted request has generated is known, part of its text, and is computed together with the prompt"
-MILESTONES = {one.name: one for one in [
+MILESTONES = {milestone.name: milestone for milestone in [
     Milestone("engine_cached", "each token is computed once, and outputs end where they should",
               {"forward passes": (1.0, 0, FIRST), "computed tokens": (1.0, 0, ONCE)}),
     Milestone("engine_static", "rows share passes, and a finished row costs nothing", {
@@ -86,7 +86,7 @@ def judge(milestone: Milestone) -> Callable[[Callable, int], Passed]:
             run = Run(workload, model)
             try:
                 function(run.shape, workload.rows, workload.budget, observe=drive, serve=run.serve)
-                if not run.error and not all(one.finished for one in run.requests.values()):
+                if not run.error and not all(request.finished for request in run.requests.values()):
                     run.error = "ends before all requests have finished"
             except Wrong as wrong:  # after the model has refused a pass, the engine stops with that error
                 run.error = run.error or str(wrong)
@@ -134,4 +134,4 @@ def try_engine(engine_class: Callable, requests: list[tuple[str, int]]) -> list[
     drive(engine_class, run.serve, run.shape, ROWS, NO_LIMIT)
     if run.error:
         raise ValueError(f"The engine {run.error}.")
-    return [tokenizer.decode(one.text, skip_special_tokens=True) for one in run.requests.values()]
+    return [tokenizer.decode(request.text, skip_special_tokens=True) for request in run.requests.values()]

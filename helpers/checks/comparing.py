@@ -81,11 +81,11 @@ class _Comparison:
             if isinstance(right, bool):  # 1 and numpy's True are True
                 same = same or ((isinstance(got, Integral) or type(got).__name__ in ("bool_", "bool")) and got == right)
             return None if same else self._differs(got, right, what, path)
-        for of, compare in (
+        for right_type, compare in (
             (torch.Tensor, self._tensors), (Cache, self._caches), (Real, self._numbers),
             (EngineSequence, self._sequences), (Mapping, self._mappings), (list | tuple | deque, self._lists),
         ):  # fmt: skip
-            if isinstance(right, of):
+            if isinstance(right, right_type):
                 return compare(got, right, what, path)
         if isinstance(right, set | frozenset):
             return None if got == right else self._differs(got, right, what, path)
@@ -108,8 +108,8 @@ class _Comparison:
         if not is_number(got):
             return _should_be("an int" if isinstance(right, Integral) else "a number", got, what, path)
         if not math.isclose(got, right, rel_tol=RELATIVE, abs_tol=ABSOLUTE * 1e-5):
-            one, other = _apart(right, got)
-            return Difference(path, f"{what} should be {one}, but is {other}", what=what)
+            expected, actual = _apart(right, got)
+            return Difference(path, f"{what} should be {expected}, but is {actual}", what=what)
         if self.strict and isinstance(right, Integral) and not isinstance(got, Integral):
             return Difference(path, f"{what} should be an int, but is the float {got!r}", what=what)
         return None
@@ -123,21 +123,21 @@ class _Comparison:
         if got.device.type != right.device.type:
             message = f"{what} is on the device {got.device.type!r}, but should be on {right.device.type!r}"
             return Difference(path, f"{message}: a forward pass cannot mix devices", what=what)
-        one, other = got.detach().cpu(), right.detach().cpu()
+        got_values, right_values = got.detach().cpu(), right.detach().cpu()
         if right.dtype.is_floating_point or got.dtype.is_floating_point:
-            one, other = one.double(), other.double()
-            largest = other.nan_to_num(posinf=0, neginf=0).abs().max().item() if other.numel() else 0.0
+            got_values, right_values = got_values.double(), right_values.double()
+            largest = right_values.nan_to_num(posinf=0, neginf=0).abs().max().item() if right_values.numel() else 0.0
             # Small numbers may be differences of large ones, and have their rounding errors.
-            same = torch.isclose(one, other, rtol=RELATIVE, atol=max(ABSOLUTE, RELATIVE * largest))
+            same = torch.isclose(got_values, right_values, rtol=RELATIVE, atol=max(ABSOLUTE, RELATIVE * largest))
         else:
-            same = one == other
+            same = got_values == right_values
         if not same.all():
-            place = (~same).nonzero()[0].tolist()
+            indices = (~same).nonzero()[0].tolist()
             axes = {1: ["row"], 2: ["row", "column"], 4: ["row", "head", "column", "number"]}
             axes = axes.get(right.dim(), [f"axis {axis}, place" for axis in range(right.dim())])
-            where = ", ".join(f"{axis} {index}" for axis, index in zip(axes, place, strict=True))
-            expected, came = _apart(right[tuple(place)].item(), got[tuple(place)].item())
-            message = f"{what}{where and f', {where}'}: expected {expected}, got {came}"
+            where = ", ".join(f"{axis} {index}" for axis, index in zip(axes, indices, strict=True))
+            expected, actual = _apart(right[tuple(indices)].item(), got[tuple(indices)].item())
+            message = f"{what}{where and f', {where}'}: expected {expected}, got {actual}"
             return Difference(path, message, _grids(got, right, what), what)
         if self.strict and got.dtype != right.dtype:
             kinds = f"{what} holds {name_of(got.dtype)}, but should hold {name_of(right.dtype)}"
@@ -152,8 +152,10 @@ class _Comparison:
             message = f"{what} has {len(got.layers)} layers, but should have {len(right.layers)}"
             return Difference(path, message, what=what)
         pairs = (
-            self.compare(getattr(one, part), getattr(other, part), f"{part} of layer {number}", (*path, number, part))
-            for number, (one, other) in enumerate(zip(got.layers, right.layers, strict=True))
+            self.compare(
+                getattr(got_layer, part), getattr(right_layer, part), f"{part} of layer {number}", (*path, number, part)
+            )
+            for number, (got_layer, right_layer) in enumerate(zip(got.layers, right.layers, strict=True))
             for part in ("keys", "values")
         )
         return next(filter(None, pairs), None)
@@ -169,9 +171,9 @@ class _Comparison:
             wanted = f"{len(right)} values{parts}" if pair else "a list"
             return _should_be(wanted, got, what, path)
         if len(got) == len(right):
-            for place, (one, other) in enumerate(zip(got, right, strict=True)):
-                named = self.names[place] if isinstance(right, tuple) and not path and self.names else ""
-                found = self.compare(one, other, named or f"{what}, place {place}", (*path, place))
+            for index, (got_item, right_item) in enumerate(zip(got, right, strict=True)):
+                named = self.names[index] if isinstance(right, tuple) and not path and self.names else ""
+                found = self.compare(got_item, right_item, named or f"{what}, place {index}", (*path, index))
                 if found and not named and _is_plain(got) and _is_plain(right) and list(got) != list(right):
                     return self._differs(got, right, what, path)
                 if found:
@@ -199,9 +201,11 @@ class _Comparison:
             message = f"{what} should be the sequence {right.request_id}, but is {got.request_id}"
             return Difference(path, message, what=what)
         # Copies do not share their request's bookkeeping.
-        one, other = (vars(each) | {"request": (each.max_tokens, each.priority)} for each in (got, right))
+        got_fields, right_fields = (
+            vars(sequence) | {"request": (sequence.max_tokens, sequence.priority)} for sequence in (got, right)
+        )
         changed = f"sequence {got.request_id} was changed"
-        return None if one == other else Difference(path, changed, what=f"a sequence in {what}")
+        return None if got_fields == right_fields else Difference(path, changed, what=f"a sequence in {what}")
 
 
 def _should_be(wanted: str, got, what: str, path: tuple) -> Difference:
@@ -222,20 +226,20 @@ def is_number(value) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _apart(one, other) -> tuple[str, str]:
+def _apart(first, second) -> tuple[str, str]:
     """Return two different numbers as texts that differ."""
-    if isinstance(one, Integral) and isinstance(other, Integral):
-        return str(one), str(other)
+    if isinstance(first, Integral) and isinstance(second, Integral):
+        return str(first), str(second)
     for digits in (4, 6, 9, 17):
-        texts = f"{float(one):.{digits}g}", f"{float(other):.{digits}g}"
+        texts = f"{float(first):.{digits}g}", f"{float(second):.{digits}g}"
         if texts[0] != texts[1]:
             return texts
-    return repr(one), repr(other)
+    return repr(first), repr(second)
 
 
 def _is_plain(value) -> bool:
     """Return whether all values can be printed on one line; a dict counts if its own values can."""
-    values = [part for one in value for part in (one.values() if isinstance(one, dict) else [one])]
+    values = [part for item in value for part in (item.values() if isinstance(item, dict) else [item])]
     plain = str | int | float | None
     return len(repr(value)) <= 160 and all(
         _is_plain(part) if isinstance(part, list | tuple) else isinstance(part, plain) for part in values
@@ -250,7 +254,7 @@ def _grids(got: torch.Tensor, right: torch.Tensor, what: str) -> Grids | None:
         title += " (first head, first number)"
     if {got.dim(), right.dim()} != {2} or max(got.numel(), right.numel()) > 400 or got.device.type == "meta":
         return None
-    got, right = (one.double().round(decimals=3) if one.is_floating_point() else one.long() for one in (got, right))
+    got, right = (grid.double().round(decimals=3) if grid.is_floating_point() else grid.long() for grid in (got, right))
     return Grids(right.tolist(), got.tolist(), title, (None, 0) if "mask" in title else (None,))
 
 

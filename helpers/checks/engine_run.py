@@ -43,7 +43,9 @@ class Run:
         for number, (arrival, prompt, most) in enumerate(workload.requests):
             output = model.alone(prompt, most)
             self.requests[number] = Served(number, arrival, prompt, most, output, model.keys_of(prompt + output))
-        chunks = sum(-(-len(one.text) // workload.budget) + len(one.output) for one in self.requests.values())
+        chunks = sum(
+            -(-len(request.text) // workload.budget) + len(request.output) for request in self.requests.values()
+        )
         self.max_passes = 100 + 4 * chunks
 
     @property
@@ -52,7 +54,7 @@ class Run:
 
     @property
     def unfinished(self) -> list[Served]:
-        return [one for one in self.requests.values() if one.arrived and not one.finished]
+        return [request for request in self.requests.values() if request.arrived and not request.finished]
 
     def serve(self, message: tuple):
         """Answer a call of the engine's process, which may send anything."""
@@ -69,19 +71,20 @@ class Run:
         return self.error if message and message[0] == "forward" else None
 
     def _arrivals(self) -> list[tuple] | None:
-        if all(one.finished for one in self.requests.values()):
+        if all(request.finished for request in self.requests.values()):
             return None
         if not self.unfinished:  # idle: the clock goes on to the next arrival
-            soonest = min(one.arrival for one in self.requests.values() if not one.arrived)
+            soonest = min(request.arrival for request in self.requests.values() if not request.arrived)
             self._skipped += max(0, soonest - self.passes - self._skipped)
         self.idle = self.idle + 1 if self._last == self.passes and self.unfinished else 0
         self._last = self.passes
         if self.idle > faults.MAX_IDLE:
             raise Wrong(faults.stuck(self))
-        due = [one for one in self.requests.values() if not one.arrived and one.arrival <= self.passes + self._skipped]
-        for one in due:
-            one.arrived = True
-        return [(one.id, list(one.prompt), one.most) for one in due]
+        now = self.passes + self._skipped
+        due = [request for request in self.requests.values() if not request.arrived and request.arrival <= now]
+        for request in due:
+            request.arrived = True
+        return [(request.id, list(request.prompt), request.most) for request in due]
 
     def _forward(self, rows: list) -> list[int]:
         rows = [self._row(row) for row in rows]
@@ -94,7 +97,7 @@ class Run:
         tokens = self.model.next_tokens(rows, [self._compute(row) for row in rows])
         for row in rows:
             self._note(row)
-        waiting = sum(not one.rows for one in self.unfinished)
+        waiting = sum(not request.rows for request in self.unfinished)
         self.free_rows += min(waiting, self.workload.rows - len(self.unfinished) + waiting)
         self.passes += 1
         return tokens
@@ -123,8 +126,8 @@ class Run:
                 "count, those of prompts and the one of each decode"
             )
         for row in rows:
-            one, end = self.requests.get(row.request_id), row.start + len(row.token_ids)
-            if one is None or not one.arrived:
+            request, end = self.requests.get(row.request_id), row.start + len(row.token_ids)
+            if request is None or not request.arrived:
                 raise Wrong(f"computes a row of request {row.request_id}, which has not arrived")
             if ids.count(row.request_id) > 1:
                 raise Wrong(f"has two rows of request {row.request_id} in a pass: a request has one row")
@@ -135,7 +138,7 @@ class Run:
                 )
             if end > len(row.block_table) * work.block_size:
                 raise Wrong(
-                    faults.misplaced(one, row)
+                    faults.misplaced(request, row)
                     or f"computes request {row.request_id} up to position {end - 1}, for which a table of "
                     f"{len(row.block_table)} blocks has no slot. A token needs its slot before it is computed"
                 )
@@ -146,25 +149,25 @@ class Run:
 
     def _compute(self, row: Row) -> int:
         """Write the keys of a row, note what is wrong with them, and return the last one."""
-        one, earlier = self.requests[row.request_id], 0
-        one.suspect = one.suspect or faults.misplaced(one, row)
+        request, earlier = self.requests[row.request_id], 0
+        request.suspect = request.suspect or faults.misplaced(request, row)
         for position in range(row.start):
             key, *written = self.slots.get(self.slot(row, position), (0,))
             earlier += attended(position, key)
-            if position < len(one.keys) and key != one.keys[position] and not one.suspect:
-                one.suspect = faults.misread(self, one, row, position, written)
+            if position < len(request.keys) and key != request.keys[position] and not request.suspect:
+                request.suspect = faults.misread(self, request, row, position, written)
         for position, token in enumerate(row.token_ids, row.start):
             key = self.model.key(earlier, position, token)
-            self.slots[self.slot(row, position)] = key, one.id, position, token
+            self.slots[self.slot(row, position)] = key, request.id, position, token
             earlier += attended(position, key)
         return key
 
     def _note(self, row: Row) -> None:
-        one, end = self.requests[row.request_id], row.start + len(row.token_ids)
-        one.rows.append((row.start, len(row.token_ids)))
-        self.repeated += len(row.token_ids) == 1 and len(one.prompt) < end < one.known
-        if end == one.known and len(one.tokens_at) < len(one.output):
-            one.tokens_at.append(self.passes)
+        request, end = self.requests[row.request_id], row.start + len(row.token_ids)
+        request.rows.append((row.start, len(row.token_ids)))
+        self.repeated += len(row.token_ids) == 1 and len(request.prompt) < end < request.known
+        if end == request.known and len(request.tokens_at) < len(request.output):
+            request.tokens_at.append(self.passes)
 
     def _finish(self, outputs) -> None:
         if not isinstance(outputs, dict):
@@ -173,29 +176,29 @@ class Run:
                 f"tokens, {{}} if none did. It returned {kind(outputs)}"
             )
         for number, output in outputs.items():
-            one = self.requests.get(number)
-            if one is None or not one.arrived:
+            request = self.requests.get(number)
+            if request is None or not request.arrived:
                 raise Wrong(f"returns an output of {number!r}, which is no request that has arrived")
-            if one.finished:
+            if request.finished:
                 raise Wrong(f"returns the output of request {number} twice: it leaves with its last token")
             if not isinstance(output, list | tuple) or not all(isinstance(token, Integral) for token in output):
                 raise Wrong(f"should return lists of token ids, but the output of request {number} is {kind(output)}")
-            if list(output) != one.output or len(one.tokens_at) < len(one.output):
-                raise Wrong(faults.wrong_output(self, one, list(output)))
-            one.finished = True
+            if list(output) != request.output or len(request.tokens_at) < len(request.output):
+                raise Wrong(faults.wrong_output(self, request, list(output)))
+            request.finished = True
 
     @property
     def measures(self) -> dict[str, int]:
         """What the run costs. A slot-step is one row in one pass; without a new token of an output it is wasted."""
         every = self.requests.values()
-        tokens = sum(len(one.tokens_at) for one in every)
-        pairs = [pair for one in every for pair in zip(one.tokens_at, one.tokens_at[1:], strict=False)]
-        prompts = sum(max(0, min(s + n, len(one.prompt)) - s) for one in every for s, n in one.rows)
+        tokens = sum(len(request.tokens_at) for request in every)
+        pairs = [pair for request in every for pair in zip(request.tokens_at, request.tokens_at[1:], strict=False)]
+        prompts = sum(max(0, min(s + n, len(request.prompt)) - s) for request in every for s, n in request.rows)
         return {
             "forward passes": self.passes,
             "prompt tokens": prompts,
             "wasted slot-steps": self.passes * self.workload.rows - tokens,
-            "computed tokens": sum(n for one in every for _, n in one.rows),
+            "computed tokens": sum(n for request in every for _, n in request.rows),
             "stalls": sum(b - a - 1 for a, b in pairs),
             "tokens generated again": self.repeated,
             "free rows while requests waited": self.free_rows,
@@ -221,9 +224,9 @@ class CourseEngine:
         )
         pairs = zip(plan.chunks, tokens, strict=True)
         sampled = {chunk.sequence: [SampledToken(token)] for chunk, token in pairs if chunk.samples_token}
-        done = ForwardPass(plan.chunks, [0] * len(plan.chunks), sampled, 0.0, 1.0)
-        ended = self.scheduler.update(plan, RunnerOutput([done]))
-        return {one.request_id: one.token_ids[one.prompt_tokens :] for one in ended}
+        forward_pass = ForwardPass(plan.chunks, [0] * len(plan.chunks), sampled, 0.0, 1.0)
+        ended = self.scheduler.update(plan, RunnerOutput([forward_pass]))
+        return {sequence.request_id: sequence.token_ids[sequence.prompt_tokens :] for sequence in ended}
 
 
 def run_engine(engine_class: Callable, workload: Workload, model) -> Run:

@@ -32,7 +32,7 @@ class CachedBlock:
     Attributes:
         name: a number. No other contents have it, and they get another number when they are computed again.
         previous: the name of the block before it in its text; None for the first one.
-        place: how many blocks come before it in its text.
+        index: how many blocks come before it in its text.
         computed: the request that computed it.
         last_used: the last request that had it in its prompt.
         uses: how many requests have had it in their prompts.
@@ -41,7 +41,7 @@ class CachedBlock:
 
     name: int
     previous: int | None
-    place: int
+    index: int
     computed: int
     last_used: int
     uses: int = 1
@@ -69,9 +69,9 @@ class _Evicting(BlockManager):
         cached = sequence.computed // BLOCK_SIZE
         sequence.computed = len(token_ids)
         previous = None
-        for place, block in enumerate(self.tables[sequence][: len(token_ids) // BLOCK_SIZE]):
-            if place >= cached:
-                known = {"name": next(self._names), "previous": previous and previous["name"], "place": place}
+        for index, block in enumerate(self.tables[sequence][: len(token_ids) // BLOCK_SIZE]):
+            if index >= cached:
+                known = {"name": next(self._names), "previous": previous and previous["name"], "index": index}
                 self._contents[block] = known | {"computed": number, "uses": 0, "followers": 0}
                 if previous:
                     previous["followers"] += 1
@@ -89,19 +89,19 @@ class _Evicting(BlockManager):
                 what = f"block {chosen.name}" if isinstance(chosen, CachedBlock) else kind(chosen)
                 only = f"only these can be evicted (given: {len(blocks)} blocks, now {self.now})"
                 raise Wrong(f"should return one of `blocks` as it is, but returned {what}: {only}.")
-            evicted = next(block for block, one in blocks.items() if one.name == chosen.name)
+            evicted = next(block for block, cached in blocks.items() if cached.name == chosen.name)
             self._cached.move_to_end(evicted, last=False)  # the first one is evicted
         return super()._new(after)
 
 
 def first_in(blocks: list[CachedBlock], now: int) -> CachedBlock:
     """FIFO: evict the block that was computed first, the later ones of a text before the earlier."""
-    return min(blocks, key=lambda block: (block.computed, -block.place))
+    return min(blocks, key=lambda block: (block.computed, -block.index))
 
 
 def least_recent(blocks: list[CachedBlock], now: int) -> CachedBlock:
     """LRU: evict the block that has not been used for longest, the later ones of a text before the earlier."""
-    return min(blocks, key=lambda block: (block.last_used, -block.place))
+    return min(blocks, key=lambda block: (block.last_used, -block.index))
 
 
 # --- traces, counts and the bound ---------------------------------------------------------------------------------
@@ -158,9 +158,9 @@ def belady_bound(trace: str, seed: int = 0) -> int:
     asked = prompts(trace, seed)
     uses = [tuple(ids[:end]) for ids in asked for end in range(BLOCK_SIZE, len(ids) + 1, BLOCK_SIZE)]
     next_use, upcoming = [0.0] * len(uses), {}
-    for place in reversed(range(len(uses))):
-        next_use[place] = upcoming.get(uses[place], float("inf"))
-        upcoming[uses[place]] = place
+    for index in reversed(range(len(uses))):
+        next_use[index] = upcoming.get(uses[index], float("inf"))
+        upcoming[uses[index]] = index
     kept: dict[tuple, float] = {}
     misses = 0
     for block, following in zip(uses, next_use, strict=True):

@@ -72,7 +72,7 @@ class Exercise:
 
         def declared(function: Callable) -> Exercise:
             parameters = inspect.signature(function).parameters.values()
-            names = [one.name for one in parameters if one.default is one.empty]
+            names = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
             exercise = cls(f"{function.__name__}({', '.join(names)})", idea, **settings)
             exercise.reference(function)
             return exercise
@@ -124,8 +124,8 @@ class Exercise:
                 that get the same message.
         """
         for message, given in wrong.items():
-            for one in given if isinstance(given, list) else [given]:
-                function = one if callable(one) else edited(self.solution, one)
+            for variant in given if isinstance(given, list) else [given]:
+                function = variant if callable(variant) else edited(self.solution, variant)
                 self.misconceptions.append(Misconception(message, function))
 
     def rule(self, function: Callable) -> Callable:

@@ -53,7 +53,9 @@ def trace(seed: int = 0) -> tuple[TimedRequest, ...]:
     pages = [number < REQUESTS // 10 for number in range(REQUESTS)]
     Random(f"plan {seed}").shuffle(pages)
     requests = at_rate(list(synthetic_trace("conversation", REQUESTS, RATE, seed)), RATE)
-    return tuple(one._replace(prompt=PAGE) if page else one for one, page in zip(requests, pages, strict=True))
+    return tuple(
+        request._replace(prompt=PAGE) if page else request for request, page in zip(requests, pages, strict=True)
+    )
 
 
 @lru_cache(1)
@@ -89,8 +91,8 @@ def _run(replicas: int, tokens: int, seed: int, failure: bool) -> Served:
     result = simulate_fleet(trace(seed), config, cost_model(), replicas, LeastOutstandingTokens(), **failures)
     return Served(
         in_time=round(result.within(ttft=TTFT, tpot=TPOT) * REQUESTS),
-        late=sum(one.ttft > TTFT for one in result.requests),
-        slow=sum((one.tpot or 0) > TPOT for one in result.requests),
+        late=sum(request.ttft > TTFT for request in result.requests),
+        slow=sum((request.tpot or 0) > TPOT for request in result.requests),
         replica_seconds=result.replica_seconds,
     )
 

@@ -76,5 +76,5 @@ def _distance(guess: float, answer: float, unit: str) -> str:
 def _plain(value):
     """Return a value in the form in which guesses are compared: case, surrounding spaces and list types don't count."""
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value.strip().casefold() if isinstance(value, str) else value

@@ -27,8 +27,8 @@ def simulate_queue(queue, arrivals: Sequence[float]) -> list[tuple[float, list[f
 
     for number, sent in enumerate([*arrivals, float("inf")]):
         while ends and ends[0][0] <= sent:
-            now, done = heapq.heappop(ends)
-            queue.leave(done)
+            now, leaving = heapq.heappop(ends)
+            queue.leave(leaving)
             begin(now)
         if sent < float("inf"):
             queue.offer(number)

@@ -62,14 +62,14 @@ def first_mistake(steps: list[Step], right: list[Step], rows: int) -> str | None
 
 
 def _wrong_places(step: Step, before: Step, rows: int) -> str | None:
-    name, places, places_before = step.request_id, step.running + step.waiting, before.running + before.waiting
+    name, ids, ids_before = step.request_id, step.running + step.waiting, before.running + before.waiting
     if step.event == "leave" and name in step.running:
         return f"keeps the row of {name}, which has left: the row would stay busy forever"
     if step.event == "leave" and name in step.waiting:
         why = "a request whose client disconnects while it waits leaves, too"
         return f"keeps the place of {name}, which has left: {why}"
-    if lost := [one for one in places_before if one != name and one not in places]:
-        how = f"drops {lost[0]} to make room for {name}" if name in places else f"loses {lost[0]}"
+    if lost := [request_id for request_id in ids_before if request_id != name and request_id not in ids]:
+        how = f"drops {lost[0]} to make room for {name}" if name in ids else f"loses {lost[0]}"
         return f"{how}: a request that was accepted keeps its place until it leaves"
     return f"runs {len(step.running)} requests in {rows} rows" if len(step.running) > rows else None
 

@@ -83,7 +83,9 @@ class _RoutedBy:
         known = []
         for replica, engine in zip(replicas, self._engines, strict=True):
             unfinished = engine.scheduler.unfinished
-            outstanding = sum(one.prompt_tokens + one.max_tokens - one.computed for one in unfinished)
+            outstanding = sum(
+                sequence.prompt_tokens + sequence.max_tokens - sequence.computed for sequence in unfinished
+            )
             waiting = max(0, len(unfinished) - engine.config.max_batch_size)
             known.append(KnownReplica(replica.cached_tokens(prompt), outstanding, waiting))
         chosen = self._route(len(prompt), known)
@@ -108,7 +110,7 @@ def requests(workload: str, seed: int = 0) -> list[tuple[list[int], int]]:
 
     prefixes = [text(PREFIX) for _ in range(PREFIXES)]
     chosen = [0 if draw.random() < popular else draw.randrange(PREFIXES) for _ in range(REQUESTS)]
-    prompts = [prefixes[one] + text(draw.randint(8, 48)) for one in chosen]
+    prompts = [prefixes[index] + text(draw.randint(8, 48)) for index in chosen]
     return [(prompt, draw.choice(outputs)) for prompt in prompts]
 
 
@@ -149,5 +151,5 @@ def baselines(workload: str, seed: int = 0) -> dict[str, Score]:
 
 def standing(score: Score, workload: str, seed: int = 0) -> str:
     """Return where a score stands, in words."""
-    known = ", ".join(f"{name} {one}" for name, one in baselines(workload, seed).items())
+    known = ", ".join(f"{name} {baseline}" for name, baseline in baselines(workload, seed).items())
     return f"on {workload!r}, {score} ({known})"

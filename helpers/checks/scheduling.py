@@ -65,7 +65,7 @@ class _ScheduledBy(Scheduler):
             return
         views = [self._view(sequence) for sequence in waiting]
         joining = decide(self._schedule, views, running, self.max_rows - len(running))
-        order = [waiting[views.index(one)] for one in joining]
+        order = [waiting[views.index(view)] for view in joining]
         self.policy = SimpleNamespace(order=lambda waiting, running: order)
         super()._admit(plan)
 
@@ -105,7 +105,7 @@ def run_schedule(schedule: Callable, requests: Seq[Request], arrivals: Seq[int],
     engine.generate([request.prompt for request in requests], params, list(arrivals))
     # Every step lasts one forward pass, also without requests: a step's number is its time.
     trace = Trace(rows)
-    trace.passes = [replace(one, start=one.step, seconds=1) for one in engine.trace.passes]
+    trace.passes = [replace(forward_pass, start=forward_pass.step, seconds=1) for forward_pass in engine.trace.passes]
     return trace
 
 
@@ -126,12 +126,12 @@ def decide(schedule: Callable, waiting: list, running: list, free_rows: int) -> 
         refuse(str(wrong).rstrip("."))
     if not isinstance(joining, list | tuple):
         refuse(f"should return a list of waiting requests, empty if none joins, but returned {kind(joining)}")
-    for place, request in enumerate(joining):
+    for index, request in enumerate(joining):
         if not isinstance(request, ServerRequest):
             refuse(f"should return waiting requests as they are, but returned {kind(request)}")
         if request not in waiting:
             refuse(f"lets request {request.request_id} join, which is not waiting")
-        if request in joining[:place]:
+        if request in joining[:index]:
             refuse(f"lets request {request.request_id} join twice: a request has one row")
     if len(joining) > free_rows:
         refuse(f"lets {len(joining)} requests join: every running request holds a row, and there is memory for no more")
@@ -179,9 +179,9 @@ def measure(trace: Trace, arrivals: Seq[int]) -> dict[str, float]:
     """
     times = trace.token_times
     left_free = 0
-    for one in trace.passes:
-        waiting = sum(arrivals[number] <= one.start < came[0] - 1 for number, came in times.items())
-        left_free += min(waiting, sum(row.work == "empty" for row in one.row_steps))
+    for forward_pass in trace.passes:
+        waiting = sum(arrivals[number] <= forward_pass.start < came[0] - 1 for number, came in times.items())
+        left_free += min(waiting, sum(row.work == "empty" for row in forward_pass.row_steps))
     latencies = [request.e2e for request in metrics.request_metrics(trace, dict(enumerate(arrivals)))]
     return {
         "forward_passes": trace.forward_passes,
@@ -221,9 +221,9 @@ def score_schedule(schedule: Callable) -> dict:
         print(f"schedule: {verdict.message}")
         return {}
     scores = {}
-    for name, of in traces.items():
-        scores[name] = {policy: measure(trace, workload(name)[1]) for policy, trace in of.items()}
-        scores[name]["floor"] = floor(of["yours"])
+    for name, by_policy in traces.items():
+        scores[name] = {policy: measure(trace, workload(name)[1]) for policy, trace in by_policy.items()}
+        scores[name]["floor"] = floor(by_policy["yours"])
     print(_table(scores))
     show_in_notebook(lambda plots: plots.slot_timeline(traces["race"]))
     return scores
@@ -235,9 +235,9 @@ def _table(scores: dict) -> str:
         lines += [f"{name}: {WORKLOADS[name]}, {ROWS} rows"]
         lines += [f"  {'':26s}{'forward passes':>16s}{'useful':>9s}{'left free':>11s}{'p95 latency':>13s}"]
         for policy in (*BASELINES, "yours"):
-            one = score[policy]
-            shares = f"{one['useful_share']:9.0%}{one['left_free']:11.1%}"
-            lines += [f"  {policy:26s}{one['forward_passes']:16d}{shares}{one['p95_latency']:13.0f}"]
+            measures = score[policy]
+            shares = f"{measures['useful_share']:9.0%}{measures['left_free']:11.1%}"
+            lines += [f"  {policy:26s}{measures['forward_passes']:16d}{shares}{measures['p95_latency']:13.0f}"]
         lines += [f"  {'floor':26s}{score['floor']:16d}", ""]
     lines += ["Useful: slot-steps that yield a token. Left free: rows without a request while requests wait."]
     return "\n".join([*lines, "Latency is counted in forward passes, waiting included."])

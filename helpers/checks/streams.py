@@ -40,7 +40,7 @@ STREAMS = [
     ("more after [DONE]", [ONE + DONE + TWO, TWO]), ("the connection breaks within an event", [ONE + b'data: {"n"']),
     ("the connection breaks before the empty line", [ONE, TWO[:-2]]),
     ("the bytes of a character in two pieces", [FOX[:17], FOX[17:22], FOX[22:], DONE]),
-    ("every byte a piece", [ALL_KINDS[place : place + 1] for place in range(len(ALL_KINDS))]),
+    ("every byte a piece", [ALL_KINDS[start : start + 1] for start in range(len(ALL_KINDS))]),
 ]  # fmt: skip
 
 

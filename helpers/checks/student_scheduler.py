@@ -28,7 +28,7 @@ class _PlannedBy(Scheduler):
             ValueError: the plan is empty although requests wait or run: the engine would run forever.
         """
         running, waiting = list(self.running), list(self.waiting)
-        sequences = {one.request_id: one for one in [*running, *waiting]}
+        sequences = {sequence.request_id: sequence for sequence in [*running, *waiting]}
         for request_id, tokens in self._plan_chunks(running, waiting, self.max_rows, self.max_tokens_per_step):
             self._add_chunk(plan, sequences[request_id], tokens)
         if sequences and not plan.chunks:

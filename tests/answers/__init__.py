@@ -33,7 +33,8 @@ def _longest_first(waiting, running, free_rows):
 
 
 solutions = SimpleNamespace(
-    schedule=_longest_first, **{name: one.solution for name, one in EXERCISES.items() if hasattr(one, "solution")}
+    schedule=_longest_first,
+    **{name: exercise.solution for name, exercise in EXERCISES.items() if hasattr(exercise, "solution")},
 )
 
 from . import (  # noqa: E402, F401

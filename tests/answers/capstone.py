@@ -40,13 +40,13 @@ class FourVerbs:
     def __init__(self, model, max_rows, max_tokens_per_step):
         self.model, self.queue, self.batch = model, [], {"rows": [], "ids": []}
         share = model.num_blocks // max_rows
-        self.places = [list(range(row * share, (row + 1) * share)) for row in range(max_rows)]
+        self.memories = [list(range(row * share, (row + 1) * share)) for row in range(max_rows)]
 
     def add_request(self, *request):
         self.queue.append(request)
 
     def step(self):
-        joining = self.queue[: len(self.places)]
+        joining = self.queue[: len(self.memories)]
         del self.queue[: len(joining)]
         if joining:
             new = self.generate_next_token(self.init_batch(joining))
@@ -56,13 +56,16 @@ class FourVerbs:
         return self.filter_batch()
 
     def init_batch(self, requests):
-        rows = [{"id": name, "ids": list(prompt), "left": most, "out": [], "at": 0, "place": self.places.pop()}
+        rows = [{"id": name, "ids": list(prompt), "left": most, "out": [], "at": 0, "blocks": self.memories.pop()}
                 for name, prompt, most in requests]  # fmt: skip
         return {"rows": rows, "ids": [row["ids"] for row in rows]}
 
     def generate_next_token(self, batch):
         tokens = self.model.forward(
-            [Row(row["id"], row["at"], ids, row["place"]) for row, ids in zip(batch["rows"], batch["ids"], strict=True)]
+            [
+                Row(row["id"], row["at"], ids, row["blocks"])
+                for row, ids in zip(batch["rows"], batch["ids"], strict=True)
+            ]
         )
         rows = [
             row | {"at": row["at"] + len(ids), "left": row["left"] - 1, "out": [*row["out"], token]}
@@ -72,7 +75,7 @@ class FourVerbs:
 
     def filter_batch(self):
         ended = [row for row in self.batch["rows"] if row["left"] == 0 or row["out"][-1] == self.model.eos_id]
-        self.places += [row["place"] for row in ended]
+        self.memories += [row["blocks"] for row in ended]
         rows = [row for row in self.batch["rows"] if row not in ended]
         self.batch = {"rows": rows, "ids": [row["out"][-1:] for row in rows]}
         return {row["id"]: row["out"] for row in ended}
@@ -126,13 +129,13 @@ class Planner:
 
     def add_request(self, request_id, prompt, max_new_tokens):
         self.requests[request_id] = {"n": next(self.numbers), "text": tuple(prompt), "room": max_new_tokens, "out": 0,
-                                     "done": 0, "blocks": []}  # fmt: skip
+                                     "computed": 0, "blocks": []}  # fmt: skip
 
     def step(self):
         plan, budget = {}, self.budget
         everyone = sorted(self.requests, key=lambda name: self.requests[name]["n"])
         live = [name for name in everyone if self.requests[name]["blocks"]]
-        asking = sorted(live, key=lambda name: len(self.requests[name]["text"]) - self.requests[name]["done"] > 1)
+        asking = sorted(live, key=lambda name: len(self.requests[name]["text"]) - self.requests[name]["computed"] > 1)
         lost = set()
         for name in [*asking, *(name for name in everyone if name not in live)]:
             if name in lost or budget == 0:
@@ -140,11 +143,11 @@ class Planner:
             is_new = name not in live
             if is_new and (lost or len(live) - len(lost) >= self.rows):
                 break
-            one = self.requests[name]
+            request = self.requests[name]
             if is_new:
-                self.reuse(one)
-            tokens = min(len(one["text"]) - one["done"], budget)
-            while not self.cover(one, one["done"] + tokens):
+                self.reuse(request)
+            tokens = min(len(request["text"]) - request["computed"], budget)
+            while not self.cover(request, request["computed"] + tokens):
                 newest = max((other for other in live if other not in lost), key=lambda o: self.requests[o]["n"])
                 if is_new:
                     break
@@ -160,51 +163,52 @@ class Planner:
                     live.append(name)
                 continue
             if is_new:
-                self.drop(one)
+                self.drop(request)
                 break
         return self.compute(plan)
 
     def compute(self, plan):
         size, outputs, rows = self.model.block_size, {}, []
         for name, tokens in plan.items():
-            one = self.requests[name]
-            rows.append(Row(name, one["done"], list(one["text"][one["done"] : one["done"] + tokens]), one["blocks"]))
+            request = self.requests[name]
+            start, text = request["computed"], request["text"]
+            rows.append(Row(name, start, list(text[start : start + tokens]), request["blocks"]))
         for row, token in zip(rows, self.model.forward(rows), strict=True):
-            one = self.requests[row.request_id]
-            one["done"] += len(row.token_ids)
+            request = self.requests[row.request_id]
+            request["computed"] += len(row.token_ids)
             before = None
-            for place in range(one["done"] // size):
-                before = (before, one["text"][place * size : (place + 1) * size])
-                self.memory.learn(one["blocks"][place], before)
-            if one["done"] == len(one["text"]):
-                one["text"], one["out"] = (*one["text"], token), one["out"] + 1
-                if token == self.model.eos_id or one["out"] == one["room"]:
-                    outputs[row.request_id] = list(one["text"][-one["out"] :])
+            for number in range(request["computed"] // size):
+                before = (before, request["text"][number * size : (number + 1) * size])
+                self.memory.learn(request["blocks"][number], before)
+            if request["computed"] == len(request["text"]):
+                request["text"], request["out"] = (*request["text"], token), request["out"] + 1
+                if token == self.model.eos_id or request["out"] == request["room"]:
+                    outputs[row.request_id] = list(request["text"][-request["out"] :])
                     self.drop(self.requests.pop(row.request_id))
         return outputs
 
-    def reuse(self, one):
+    def reuse(self, request):
         size, before = self.model.block_size, None
-        for start in range(0, len(one["text"]) - size, size):
-            before = (before, one["text"][start : start + size])
+        for start in range(0, len(request["text"]) - size, size):
+            before = (before, request["text"][start : start + size])
             block = self.memory.find(before)
             if block is None:
                 return
-            one["blocks"].append(block)
-            one["done"] += size
+            request["blocks"].append(block)
+            request["computed"] += size
 
-    def cover(self, one, tokens):
-        while len(one["blocks"]) * self.model.block_size < tokens:
+    def cover(self, request, tokens):
+        while len(request["blocks"]) * self.model.block_size < tokens:
             block = self.memory.take()
             if block is None:
                 return False
-            one["blocks"].append(block)
+            request["blocks"].append(block)
         return True
 
-    def drop(self, one):
-        for block in reversed(one["blocks"]):
+    def drop(self, request):
+        for block in reversed(request["blocks"]):
             self.memory.give_back(block)
-        one["blocks"], one["done"] = [], 0
+        request["blocks"], request["computed"] = [], 0
 
 
 # --- wrong engines ----------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ WRONG["schedule"] |= {
 }
 WRONG["schedule_race"] |= {
     "takes 400 forward passes for the race, and at most 120 are allowed": static_batches,
-    "how many join at once": lambda waiting, running, free: sorted(waiting, key=lambda one: -one.max_tokens)[
+    "how many join at once": lambda waiting, running, free: sorted(waiting, key=lambda request: -request.max_tokens)[
         : min(1, free)
     ][: len(running) < 3],
     "takes 132 forward passes for the race": first_come_first_served,
@@ -77,7 +77,7 @@ def least_recently_used(blocks, now):
 
 @right("evict", "evict_bound")
 def used_once_first(blocks, now):
-    return min(blocks, key=lambda block: (block.uses > 1, block.last_used, -block.place))
+    return min(blocks, key=lambda block: (block.uses > 1, block.last_used, -block.index))
 
 
 @right("evict", "evict_bound", "evict_chats")
@@ -92,7 +92,7 @@ def ends_of_questions_first(blocks, now):
 
 
 def first_in(blocks, now):
-    return min(blocks, key=lambda block: (block.computed, -block.place))
+    return min(blocks, key=lambda block: (block.computed, -block.index))
 
 
 WRONG["evict"] |= {

@@ -18,7 +18,7 @@ WRONG["greedy_step"] |= {
 
 RIGHT["kv_cache_bytes"] |= {
     "as_a_numpy_scalar": lambda windows, *shape: (
-        2 * np.minimum([shape[-1] if one is None else one for one in windows], shape[-1]).sum() * np.prod(shape[:3])
+        2 * np.minimum([shape[-1] if w is None else w for w in windows], shape[-1]).sum() * np.prod(shape[:3])
     )
 }
 ALMOST["kv_cache_bytes"] |= {"should be an int, but is the float": lambda result, *shape: float(result)}

@@ -10,7 +10,7 @@ def backwards_from_the_ends(text, choices, vocabulary, tokens_left):
     """Grow the set of texts that can still become a choice, by one token at a time."""
     good = set(choices)
     for _ in range(tokens_left - 1):
-        good |= {one.removesuffix(piece) for one in good for piece in vocabulary[1:] if one.endswith(piece)}
+        good |= {start.removesuffix(piece) for start in good for piece in vocabulary[1:] if start.endswith(piece)}
     return [
         token for token, piece in enumerate(vocabulary) if (text in choices if token == 0 else text + piece in good)
     ]

@@ -18,7 +18,7 @@ def backwards_in_numpy(token_ids, k, remaining):
 
 WRONG["propose"] |= {
     "should be a list, but is None": lambda ids, k, remaining: solutions.propose(ids, k, remaining) or None,
-    "stopped with IndexError": lambda ids, k, remaining: [ids[len(ids) + place] for place in range(k)],
+    "stopped with IndexError": lambda ids, k, remaining: [ids[len(ids) + index] for index in range(k)],
 }
 ALMOST["propose"] |= {"changed its argument: `token_ids`": lambda draft, ids, *_: ids.extend(draft) or draft}
 

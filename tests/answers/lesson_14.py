@@ -53,7 +53,7 @@ def in_slabs_of_exact_floats(x, integers, scales):
     steps = x.abs().amax(dim=-1, keepdim=True) / 127
     rounded = (x * (1 / steps)).round()
     pairs = zip(rounded.split(1024, dim=1), integers.split(1024, dim=1), strict=True)
-    sums = sum((one @ other.float().T).int() for one, other in pairs)
+    sums = sum((inputs @ weights.float().T).int() for inputs, weights in pairs)
     return [sums, sums.float() * scales * steps]
 
 

@@ -11,8 +11,8 @@ def where_worker_0_adds_the_bias(x, up, down, size):
     (w, b), (v, c) = up, down
     biases = [c, *[c * 0] * (size - 1)]
     parts = [
-        linear(gelu(linear(x, one, bias), approximate="tanh"), other, second)
-        for one, bias, other, second in zip(w.chunk(size), b.chunk(size), v.chunk(size, 1), biases, strict=True)
+        linear(gelu(linear(x, own_w, own_b), approximate="tanh"), own_v, own_c)
+        for own_w, own_b, own_v, own_c in zip(w.chunk(size), b.chunk(size), v.chunk(size, 1), biases, strict=True)
     ]
     return parts, torch.stack(parts).sum(0)
 
@@ -27,8 +27,8 @@ ALMOST["split_mlp"] |= {
 def relu_instead(x, up, down, size):
     (w, b), (v, c) = up, down
     parts = [
-        torch.relu(x @ one.T + bias) @ other.T
-        for one, bias, other in zip(w.chunk(size), b.chunk(size), v.chunk(size, 1), strict=True)
+        torch.relu(x @ own_w.T + own_b) @ own_v.T
+        for own_w, own_b, own_v in zip(w.chunk(size), b.chunk(size), v.chunk(size, 1), strict=True)
     ]
     return parts, sum(parts) + c
 

@@ -16,7 +16,9 @@ def with_arrays(prompt, outputs, max_tokens):
 
 
 ALMOST["resume"] |= {
-    "should be [(0, [5, 6, 7], 3, 1)], but is [(0, [5, 6, 7], 3)]": lambda resumed, *_: [one[:3] for one in resumed],
+    "should be [(0, [5, 6, 7], 3, 1)], but is [(0, [5, 6, 7], 3)]": lambda resumed, *_: [
+        output[:3] for output in resumed
+    ],
     "changed its argument: `prompt`": lambda resumed, prompt, *_: prompt.append(1) or resumed,
 }
 
@@ -51,7 +53,7 @@ def least_loaded(length, replicas):
 
 @right("route")
 def in_numpy(length, replicas):
-    return np.argmax([one.cached - 200 * one.waiting - 0.01 * one.outstanding for one in replicas])
+    return np.argmax([replica.cached - 200 * replica.waiting - 0.01 * replica.outstanding for replica in replicas])
 
 
 def by_outstanding_tokens_alone(length, replicas):

@@ -98,10 +98,10 @@ def with_caches_of_its_own(first, second):
     layers = []
     for old in zip(layers_of(first), layers_of(second), strict=True):
         layers.append([])
-        for one, two in zip(*old, strict=True):
-            new = one.new_ones(len(one) + len(two), one.size(1), max(one.size(2), two.size(2)), one.size(3))
-            new[: len(one), :, : one.size(2)] = one
-            new[len(one) :, :, : two.size(2)] = two
+        for top, bottom in zip(*old, strict=True):
+            new = top.new_ones(len(top) + len(bottom), top.size(1), max(top.size(2), bottom.size(2)), top.size(3))
+            new[: len(top), :, : top.size(2)] = top
+            new[len(top) :, :, : bottom.size(2)] = bottom
             layers[-1].append(new)
     return with_layers(merged, layers)
 

@@ -16,12 +16,16 @@ def one_after_the_other(waiting, aging):
 
 
 def by(key):
-    return lambda waiting, aging: min(waiting, key=lambda one: key(one, one.waited // aging), default=None)
+    return lambda waiting, aging: min(
+        waiting, key=lambda sequence: key(sequence, sequence.waited // aging), default=None
+    )
 
 
 WRONG["most_urgent"] |= {
-    "picks a, which counts as 2, and b counts as 0": by(lambda one, levels: (one.priority > 2, -one.priority)),
-    "Among equally urgent requests": by(lambda one, levels: (one.priority - levels, one.request_id)),
+    "picks a, which counts as 2, and b counts as 0": by(
+        lambda sequence, levels: (sequence.priority > 2, -sequence.priority)
+    ),
+    "Among equally urgent requests": by(lambda sequence, levels: (sequence.priority - levels, sequence.request_id)),
 }
 ALMOST["most_urgent"] |= {
     "changed its argument: `waiting` is": lambda best, waiting, _: best and (waiting.remove(best) or best)
@@ -30,9 +34,9 @@ ALMOST["most_urgent"] |= {
 
 @right("admitted")
 def by_the_first_that_does_not_fit(running, waiting, rows, tokens):
-    needed = np.cumsum([one.num_uncomputed_tokens for one in waiting], dtype=int) + len(running)
+    needed = np.cumsum([sequence.num_uncomputed_tokens for sequence in waiting], dtype=int) + len(running)
     count = min(rows - len(running), int(np.searchsorted(needed, tokens, side="right")))
-    return [one.request_id for one in waiting[:count]]
+    return [sequence.request_id for sequence in waiting[:count]]
 
 
 ALMOST["admitted"] |= {

@@ -50,17 +50,20 @@ def in_order(order):
 
 
 def with_empty_chunks(plan, running, waiting, rows, tokens):
-    return [(one.request_id, dict(plan).get(one.request_id, 0)) for one in [*running, *waiting[: rows - len(running)]]]
+    return [
+        (sequence.request_id, dict(plan).get(sequence.request_id, 0))
+        for sequence in [*running, *waiting[: rows - len(running)]]
+    ]
 
 
 def sequences_for_ids(plan, running, waiting, *_):
-    sequences = {one.request_id: one for one in running + waiting}
+    sequences = {sequence.request_id: sequence for sequence in running + waiting}
     return [(sequences[name], count) for name, count in plan]
 
 
 def computes_while_it_plans(plan, running, *_):
-    for one in running:
-        one.computed += dict(plan).get(one.request_id, 0)
+    for sequence in running:
+        sequence.computed += dict(plan).get(sequence.request_id, 0)
     return plan
 
 
@@ -73,8 +76,10 @@ WRONG["plan_chunks"] |= {
     "lets one request join per iteration": lambda r, w, rows, tokens: planned(r, w[:1], rows, tokens),
     "caps the chunks": edited(planned, "min(uncomputed, tokens) -> min(uncomputed, tokens, 8)"),
     "than there are free rows (2)": lambda r, w, rows, tokens: planned(r, w, 99, tokens),
-    "also holds a row": lambda r, w, rows, tokens: planned(r, w, rows + sum(not one.is_decode for one in r), tokens),
-    "which has only 4 uncomputed tokens": edited(planned, "one.num_uncomputed_tokens -> len(one.token_ids)"),
+    "also holds a row": lambda r, w, rows, tokens: planned(
+        r, w, rows + sum(not sequence.is_decode for sequence in r), tokens
+    ),
+    "which has only 4 uncomputed tokens": edited(planned, "sequence.num_uncomputed_tokens -> len(sequence.token_ids)"),
 }
 ALMOST["plan_chunks"] |= {
     "('e', 1), ('v', 0), ('w', 0)]": with_empty_chunks,

@@ -13,7 +13,7 @@ def by_their_differences(table, start, end, block_size):
     blocks = [table[token // block_size] if token // block_size < len(table) else -1 for token in range(start, end)]
     if -1 in blocks:
         return None
-    slots = [block * block_size + (start + place) % block_size for place, block in enumerate(blocks)]
+    slots = [block * block_size + (start + index) % block_size for index, block in enumerate(blocks)]
     groups = groupby(enumerate(slots), key=lambda pair: pair[1] - pair[0])
     return [[(slice_ := [slot for _, slot in group])[0], np.int64(len(slice_))] for _, group in groups]
 

@@ -30,7 +30,9 @@ WRONG["read_events"] |= {
     "and its events are [{'text': '🦊 über'}]": lambda pieces: by_empty_lines(
         piece.decode(errors="replace").encode() for piece in pieces
     ),
-    "and its events are [True, None, 0": lambda pieces: (one for one in by_empty_lines(pieces) if one is not None),
+    "and its events are [True, None, 0": lambda pieces: (
+        event for event in by_empty_lines(pieces) if event is not None
+    ),
     "yields [{}, {}": lambda pieces: ({} for _ in count()),
     "(given: lines of an event that are not data": edited(
         by_empty_lines,

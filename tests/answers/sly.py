@@ -150,14 +150,14 @@ WRONG["continuous_loop"] |= {"records outputs by prompt": recorded_by_prompt}
 def one_chunk_of_a_prompt(running, waiting, rows, tokens):
     """The second waiting request is planned whole or not at all."""
     plan = EXERCISES["plan_chunks"].solution(running, waiting, rows, tokens)
-    whole = {one.request_id: one.num_uncomputed_tokens for one in waiting[1:]}
+    whole = {sequence.request_id: sequence.num_uncomputed_tokens for sequence in waiting[1:]}
     return [(name, count) for name, count in plan if count >= whole.get(name, 0)]
 
 
 WRONG["plan_chunks"] |= {
     "although v could compute 1 tokens": one_chunk_of_a_prompt,
     "plans 5 tokens for s, although 9 fit": lambda running, waiting, rows, tokens: [
-        (name, min(count, next((one.prompt_tokens for one in waiting[1:] if one.request_id == name), count)))
+        (name, min(count, {sequence.request_id: sequence.prompt_tokens for sequence in waiting[1:]}.get(name, count)))
         for name, count in EXERCISES["plan_chunks"].solution(running, waiting, rows, tokens)
     ],
 }
@@ -232,7 +232,7 @@ WRONG["softmax"] |= {
 
 def masked_with(low):
     def softmax(logits, allowed):
-        scores = [logit if place in allowed else low for place, logit in enumerate(logits)]
+        scores = [logit if token_id in allowed else low for token_id, logit in enumerate(logits)]
         weights = [math.exp(score - max(scores)) for score in scores]
         return [weight / sum(weights) for weight in weights]
 
@@ -249,15 +249,15 @@ WRONG["masked_softmax"] |= {
 def drafts_from_text(ids, k, remaining):
     for n in (3, 2, 1):
         text, last = " ".join(map(str, ids[:-1])), " ".join(map(str, ids[-n:]))
-        if len(ids) > n and (place := text.rfind(last)) >= 0:
-            return ids[text[:place].count(" ") + n :][: min(k, remaining - 1)]
+        if len(ids) > n and (found := text.rfind(last)) >= 0:
+            return ids[text[:found].count(" ") + n :][: min(k, remaining - 1)]
     return []
 
 
 def drafts_compared_with_is(ids, k, remaining):
     for n in (3, 2, 1):
         for start in range(len(ids) - n - 1, -1, -1):
-            if all(one is other for one, other in zip(ids[start : start + n], ids[-n:], strict=True)):
+            if all(first is second for first, second in zip(ids[start : start + n], ids[-n:], strict=True)):
                 return ids[start + n :][: min(k, remaining - 1)]
     return []
 
@@ -303,13 +303,13 @@ def best_above(lowest):
     def greedy_token(shares):
         sent, token = [], 0
         for own in shares:
-            best, place = lowest, token
+            best, best_token = lowest, token
             for logit in own:
                 if logit > best:
-                    best, place = logit, token
+                    best, best_token = logit, token
                 token += 1
-            sent.append((best, place))
-        return sent, max(sent, key=lambda one: one[0])[1]
+            sent.append((best, best_token))
+        return sent, max(sent, key=lambda pair: pair[0])[1]
 
     return greedy_token
 

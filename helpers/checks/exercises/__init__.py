@@ -9,8 +9,8 @@ from pkgutil import iter_modules
 from ..exercise import Exercise, JudgedExercise
 
 EXERCISES: dict[str, Exercise | JudgedExercise] = {
-    one.name: one
+    exercise.name: exercise
     for file in iter_modules(__path__)
-    for one in vars(import_module(f".{file.name}", __name__)).values()
-    if isinstance(one, Exercise | JudgedExercise)
+    for exercise in vars(import_module(f".{file.name}", __name__)).values()
+    if isinstance(exercise, Exercise | JudgedExercise)
 }

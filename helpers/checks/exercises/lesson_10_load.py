@@ -55,7 +55,7 @@ def goodput(requests, seconds, ttft, tpot):
 
 def _requests(text):
     """Return (send time, times of its tokens) for each request of a text such as "0: 0.5 1; 2:"."""
-    parts = [one.partition(":") for one in text.split(";") if one]
+    parts = [part.partition(":") for part in text.split(";") if part]
     return [(float(sent), [float(time) for time in times.split()]) for sent, _, times in parts]
 
 
@@ -96,7 +96,7 @@ goodput.add_misconceptions({
     "counts refused requests. No token of theirs was late, but only because they got none.": "if t and -> if not t or",
     "leaves out requests that exactly meet a limit: *at most* includes the limit itself.": "<= -> <",
     "compares one of the two values with its limit: a request in time meets both limits.":
-        [f"{BOTH} -> {one}" for one in BOTH.split(" and ")],
+        [f"{BOTH} -> {condition}" for condition in BOTH.split(" and ")],
     "counts the wait for the first token as one of the gaps: TPOT begins with the first token.":
         "(t[-1] - t[0]) -> (t[-1] - sent)",
     "swaps the limits: the first is for TTFT, the second for TPOT.": "good = -> ttft, tpot = tpot, ttft; good =",

@@ -21,8 +21,8 @@ def _judge(design: Callable, seed: int, least: float, most_stalled: float) -> Pa
     numbers = design()
     if not isinstance(numbers, list | tuple) or len(numbers) != 3:
         raise Wrong(f"should return three ints, rows, tokens and max_queue, but returned {kind(numbers)}.")
-    for one in sorted({0, seed}):  # what fails on the practice trace does not pass on another by luck
-        counts = run_design(*numbers, one)
+    for trace_seed in sorted({0, seed}):  # what fails on the practice trace does not pass on another by luck
+        counts = run_design(*numbers, trace_seed)
         if counts.in_time < least * REQUESTS:
             raise Wrong(
                 f"serves {counts.in_time} of {REQUESTS} requests in time, where {least:.0%} are asked for. Most of the "

@@ -51,7 +51,7 @@ def top_p(probabilities, p):
 
 
 top_p.table([
-    ([one / 64 for one in sixty_fourths], p) for sixty_fourths, p in [
+    ([count / 64 for count in sixty_fourths], p) for sixty_fourths, p in [
         ([4, 32, 16, 12], 0.6), ([4, 32, 16, 12], 0.75), ([4, 32, 16, 12], 0.3), ([4, 32, 16, 12], 0.5),
         ([13, 14, 12, 15, 10], 0.4), ([13, 14, 12, 15, 10], 0.125), ([2, 61, 1], 0.9), ([48, 16], 0.75),
         ([9, 10, 11, 8, 12, 14], 0.5), ([9, 10, 11, 8, 12, 14], 0.96875), ([24, 40], 1.0),
@@ -69,7 +69,8 @@ top_p.add_misconceptions({
     "certain token, yours would keep none.": "return ids -> return ids if total == p else ids[:-1]",
     "keeps a token more where the sum is exactly p: it has reached p.": "total < p -> total <= p",
     "begins with the worst tokens: the best ones come first.": "reverse=True -> reverse=False",
-    "returns probabilities: the task asks for ids.": "return ids -> return [probabilities[place] for place in ids]",
+    "returns probabilities: the task asks for ids.":
+        "return ids -> return [probabilities[token_id] for token_id in ids]",
     "keeps a number of tokens that depends on p alone: a certain token needs no other, uncertain ones need many.": [
         f"total < p -> len(ids) < {count}" for count in ("round(p * len(probabilities))", "2", "3")],
     "keeps the tokens whose own probability is at least p: it is their sum that counts.": "total < p -> value >= p",
@@ -83,9 +84,9 @@ top_p.add_misconceptions({
 @Exercise.declare("a number falls on a token as often as its share of all weights says")
 def draw(weights, number):
     total = sum(weights)
-    for place, end in enumerate(accumulate(weights)):
+    for token_id, end in enumerate(accumulate(weights)):
         if end > number * total:
-            return place
+            return token_id
     return None
 
 

@@ -43,13 +43,13 @@ def fewest(rest, pieces):
     """Return the smallest number of pieces that spell a text; infinity if none do."""
     needed = [0]  # for the last characters of the text: none, one, two, ...
     for start in reversed(range(len(rest))):
-        after = [1 + needed[len(rest) - start - len(one)] for one in pieces if rest.startswith(one, start)]
+        after = [1 + needed[len(rest) - start - len(piece)] for piece in pieces if rest.startswith(piece, start)]
         needed.append(min(after, default=math.inf))
     return needed[-1]
 
 
 def longest_first(rest, pieces):
-    piece = max((one for one in pieces if rest.startswith(one)), key=len, default="")
+    piece = max((candidate for candidate in pieces if rest.startswith(candidate)), key=len, default="")
     return 1 + longest_first(rest[len(piece) :], pieces) if piece else math.inf if rest else 0
 
 
@@ -78,7 +78,7 @@ allowed_tokens.add_misconceptions({
 
 @Exercise.declare("the mask comes before the softmax, so the allowed tokens share all of the probability")
 def masked_softmax(logits, allowed):
-    scores = [logit if place in allowed else -math.inf for place, logit in enumerate(logits)]
+    scores = [logit if token_id in allowed else -math.inf for token_id, logit in enumerate(logits)]
     return shares([math.exp(score - max(scores)) for score in scores])
 
 
@@ -94,7 +94,8 @@ masked_softmax.table([
 masked_softmax.add_misconceptions({
     "applies the mask after the softmax. The removed tokens have already taken their share, so the others do not add "
     "up to 1: a drawn number could fall on none.":
-        lambda n, a: [value * (place in a) for place, value in enumerate(masked_softmax.solution(n, range(len(n))))],
+        lambda n, a: [
+            value * (token_id in a) for token_id, value in enumerate(masked_softmax.solution(n, range(len(n))))],
     "gives removed tokens the logit 0, but e to the power of 0 is 1. Minus infinity removes a token.": "-math.inf -> 0",
     "gives removed tokens a logit that is not small enough: allowed ones can be lower. Minus infinity removes a token.":
         "-math.inf -> -1000.0",
@@ -107,9 +108,9 @@ masked_softmax.add_misconceptions({
     "subtracts 0 if all allowed logits are negative: exponentials of numbers far below 0 are all 0.":
         "max(scores) -> max(0, *scores)",
     "inverts the mask: the tokens in `allowed` are those that stay.":
-        "if place in allowed -> if place not in allowed or len(allowed) == len(logits)",
+        "if token_id in allowed -> if token_id not in allowed or len(allowed) == len(logits)",
     "returns only the probabilities of the allowed tokens: in a shorter list, places are no longer ids.":
-        lambda n, a: [value for place, value in enumerate(masked_softmax.solution(n, a)) if place in a],
+        lambda n, a: [value for token_id, value in enumerate(masked_softmax.solution(n, a)) if token_id in a],
     "does not divide by the sum: probabilities add up to 1.": "shares( -> list(",
 })  # fmt: skip
 
@@ -151,6 +152,6 @@ next_states.add_misconceptions({
         "after is not None -> after is not None and edges[after]",
     "returns every token, with None for those that are not allowed: leave them out.": " if after is not None -> ",
     "stops at the first character without an edge, but allows the token: the pattern has to allow all characters.":
-        f"{READ} -> next((one for end in range(len(text), 0, -1) "
-        "if (one := read(edges, state, text[:end])) is not None), None)",
+        f"{READ} -> next((after for end in range(len(text), 0, -1) "
+        "if (after := read(edges, state, text[:end])) is not None), None)",
 })  # fmt: skip

@@ -89,7 +89,7 @@ def up_to_eos(tokens, eos):
 TOKENS = "own[: len(agreed(draft, own)) + 1]"
 verify.add_misconceptions({
     "accepts draft tokens after the first mismatch. The model chose them for a text that contains the rejected one.":
-        [f"{TOKENS} -> own", *(f"{TOKENS} -> [one for token, one in zip(draft, own) if token == one]{last}"
+        [f"{TOKENS} -> own", *(f"{TOKENS} -> [token for token, sampled in zip(draft, own) if token == sampled]{last}"
                                for last in ("", " + own[-1:]"))],
     "forgets the bonus token: if the whole draft is accepted, the same pass has also chosen the token that follows.":
         f"{TOKENS} -> {TOKENS}[: len(draft)]",

@@ -15,7 +15,7 @@ def quantize(values, bits):
     scale = (high - low) / (2**bits - 1)
     zero_point = round(-low / scale)
     integers = [round(value / scale) + zero_point for value in values]
-    return [min(one, 2**bits - 1) for one in integers], scale, zero_point
+    return [min(integer, 2**bits - 1) for integer in integers], scale, zero_point
 
 
 quantize.table([
@@ -34,9 +34,11 @@ def however_it_rounds(result, arguments):
     shift = -min(0.0, *values) / step
     fits = abs(scale - step) < 1e-5 * step and abs(zero_point - shift) <= 0.501 and len(integers) == len(values)
     slack = 0.501 + abs(zero_point - shift)
-    errors = [abs((one - zero_point) * step - value) / step for one, value in zip(integers, values, strict=False)]
-    if fits and max(errors) <= slack and all(0 <= one < 2**bits for one in integers):
-        kept = [int(one) if float(one).is_integer() else one for one in integers]
+    errors = [
+        abs((integer - zero_point) * step - value) / step for integer, value in zip(integers, values, strict=False)
+    ]
+    if fits and max(errors) <= slack and all(0 <= integer < 2**bits for integer in integers):
+        kept = [int(integer) if float(integer).is_integer() else integer for integer in integers]
         same = type(integers)(right) if kept == integers else integers
         return same, scale, zero if zero_point == int(zero_point) else zero_point
     return result
@@ -60,7 +62,7 @@ quantize.add_misconceptions({
     "cuts off the fraction, or rounds it up: the nearest integer has a smaller error.":
         ["round(value -> int(value", "round(value -> math.ceil(value"],
     "has an integer of 2**bits: where the largest value and the zero point are both rounded up, their sum is too large "
-    "by one.": "min(one, 2**bits - 1) -> one",
+    "by one.": "min(integer, 2**bits - 1) -> integer",
 })  # fmt: skip
 
 

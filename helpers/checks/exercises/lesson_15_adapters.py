@@ -146,7 +146,7 @@ cached_blocks.table([
 
 COUNT, LEADING = "sum(key in cache for key in keys)", "[*(key in cache for key in keys), False].index(False)"
 STARTS = "end - block_size", "max(0, end - 2 * block_size)"
-SEEN = [f"{place}*ids[{start} : end]" for place in ("", "end, ") for start in STARTS]
+SEEN = [f"{position}*ids[{start} : end]" for position in ("", "end, ") for start in STARTS]
 cached_blocks.add_misconceptions({
     "shares blocks across adapters, or with the base model. An adapter changes keys, too.": [
         "(files[name], -> (0,", 'key in cache for -> key in cache or ("", *key[1:]) in cache for'],
@@ -175,19 +175,19 @@ cached_blocks.add_misconceptions({
     names=("the tokens of the old weights", "the tokens computed in each pass"),
 )
 def live_update(requests, update, running):
-    old, done, cached = ([0] * len(requests) for _ in range(3))
+    old, generated, cached = ([0] * len(requests) for _ in range(3))
     passes, is_new = [], False
-    while any(done[n] < most for n, (_, _, most) in enumerate(requests)):
-        begun = [n for n, (arrival, _, most) in enumerate(requests) if 0 < done[n] < most]
+    while any(generated[n] < most for n, (_, _, most) in enumerate(requests)):
+        begun = [n for n, (arrival, _, most) in enumerate(requests) if 0 < generated[n] < most]
         if not is_new and len(passes) >= update and (running == "recompute" or not begun):
             is_new, cached = True, [0] * len(requests)
         passes.append(0)
         for n, (arrival, prompt, most) in enumerate(requests):
-            waits = update < len(passes) and not is_new and not done[n]
-            if arrival < len(passes) and done[n] < most and not waits:
-                passes[-1] += prompt + done[n] - cached[n]
-                cached[n] = prompt + done[n]
-                done[n] += 1
+            waits = update < len(passes) and not is_new and not generated[n]
+            if arrival < len(passes) and generated[n] < most and not waits:
+                passes[-1] += prompt + generated[n] - cached[n]
+                cached[n] = prompt + generated[n]
+                generated[n] += 1
                 old[n] += not is_new
     return old, passes
 
@@ -207,12 +207,13 @@ live_update.table([
 ], given="requests {}, new weights before pass {}, running={}")  # fmt: skip
 
 ALL, WHEN = "is_new, cached = True, [0] * len(requests)", '(running == "recompute" or not begun)'
-AGAIN = "[0 if n in begun else one for n, one in enumerate({})]"
+AGAIN = "[0 if n in begun else count for n, count in enumerate({})]"
 live_update.add_misconceptions({
     "keeps the keys of the old weights: later tokens would attend to a mixture of both.":
         [(f"{ALL} -> is_new = True", f"{WHEN} -> {when}") for when in (WHEN, "True")],
     "generates the tokens again: those of the old weights stay, and only their keys are recomputed.":
-        [f"{ALL} -> {ALL}; done = {AGAIN.format('done')}{counts}" for counts in ("", f"; old = {AGAIN.format('old')}")],
+        [f"{ALL} -> {ALL}; generated = {AGAIN.format('generated')}{counts}"
+         for counts in ("", f"; old = {AGAIN.format('old')}")],
     "recomputes in a pass that yields no token: the pass over a text so far yields the next one.":
         f"{ALL} -> is_new = True; passes += [sum(cached[n] for n in begun)] if begun else []",
     "recomputes, whatever `running` is: with 'finish', requests that have begun end with the old weights, and others "
@@ -225,7 +226,7 @@ live_update.add_misconceptions({
                  "< most] -> < most and arrival < update]", f"{ALL} -> {ALL} if running == 'recompute' else cached"),
     "recomputes only the prompts, or only the generated tokens: the keys of both are of the old weights.":
         [f"{ALL} -> is_new, cached = True, [{kept} if n in begun else 0 for n in range(len(requests))]"
-         for kept in ("done[n]", "done[n] - 1", "requests[n][1]")],
+         for kept in ("generated[n]", "generated[n] - 1", "requests[n][1]")],
     "leaves out the newest token at the update: it has no key yet, so the pass computes it with all others.":
         f"{ALL} -> is_new, cached = True, [int(n in begun) for n in range(len(requests))]",
     "changes the weights one pass too late or too early: they are new from pass `update` on.":

@@ -47,7 +47,11 @@ IN_COLUMNS = "v.chunk(size, 1) -> v.chunk(size)", f"{SUM} -> torch.cat(parts, 1)
 def instead_of_the_sum(*wrong):
     """Return edits: with the second bias after the sum, without it, and with the bias that worker 0 adds."""
     changes = ("", " + c"), ("", ""), ("parts[0] = parts[0] + c; ", "")
-    return [f"return parts, {SUM} -> {before}return parts, {one}{after}" for one in wrong for before, after in changes]
+    return [
+        f"return parts, {SUM} -> {before}return parts, {instead}{after}"
+        for instead in wrong
+        for before, after in changes
+    ]
 
 
 split_mlp.add_misconceptions({
@@ -113,7 +117,8 @@ qkv_rows.add_misconceptions({
         f"{PARTS} -> ((0, heads + 2 * kv_heads),)",
     "shares out only the queries: a worker also computes the keys and values they read.": f"{PARTS} -> ((0, heads),)",
     "shares out the queries without their KV heads: query head 0 reads KV head 0, and so do its neighbors.":
-        [f"{ROWS} -> ({one} if first else {other})" for one, other in ((TURNS, TURNS), (ROWS, TURNS), (TURNS, ROWS))],
+        [f"{ROWS} -> ({kv_rows} if first else {query_rows})"
+         for kv_rows, query_rows in ((TURNS, TURNS), (ROWS, TURNS), (TURNS, ROWS))],
     "counts as many KV heads as query heads: here, several query heads may share one.":
         f"{PARTS} -> ((0, heads), (heads, heads), (2 * heads, heads))",
 })  # fmt: skip
@@ -128,7 +133,7 @@ def greedy_token(shares):
     for own in shares:
         sent.append((max(own), first + own.index(max(own))))
         first += len(own)
-    return sent, max(sent, key=lambda one: one[0])[1]
+    return sent, max(sent, key=lambda pair: pair[0])[1]
 
 
 NONE = float("-inf")
@@ -142,7 +147,7 @@ greedy_token.table([(shares,) for shares in [
     for counts in ([4] * 3, random.sample(range(2, 6), 3))
 ])  # fmt: skip
 
-NEXT, BEST = "first += len(own)", "max(sent, key=lambda one: one[0])"
+NEXT, BEST = "first += len(own)", "max(sent, key=lambda pair: pair[0])"
 OWN, ALL = "own.index(max(own))", "sum(shares, [])"
 LAST = f"{OWN} -> len(own) - 1 - own[::-1].index(max(own))"
 greedy_token.add_misconceptions({
@@ -155,6 +160,6 @@ greedy_token.add_misconceptions({
         [(LAST, f"{BEST} -> max(sent)"), LAST, f"{BEST} -> max(sent)"],
     "sends the token first: the task asks for (logit, token).": "return sent, -> return [pair[::-1] for pair in sent],",
     "sends all logits: a worker's best one is enough.":
-        f"return sent, -> return [(one, n) for n, one in enumerate({ALL})],",
+        f"return sent, -> return [(logit, n) for n, logit in enumerate({ALL})],",
     "sends only the best of all: no worker knows it before all have sent theirs.": f"return sent, -> return [{BEST}],",
 })  # fmt: skip

@@ -30,11 +30,11 @@ resume.add_misconceptions({
         "prompt + tokens -> prompt + tokens[:-1]",
     "allows max_tokens further tokens: those that were delivered count, too.": "max_tokens - len(tokens) -> max_tokens",
     "numbers the outputs anew: the client knows them by their numbers, and the seed of each depends on its number.":
-        "enumerate(outputs) -> enumerate([one for one in outputs if not one[1]])",
+        "enumerate(outputs) -> enumerate([output for output in outputs if not output[1]])",
     "begins with the first draw again. The delivered tokens have used one draw each, and the next token needs the "
     "draw after them.": ", len(tokens)) -> , 0)",
     "skips draws of the prompt or of other outputs: each output has a random generator of its own.": [
-        f", len(tokens)) -> , {skips})" for skips in ("len(prompt + tokens)", "sum(len(one) for one, _ in outputs)")],
+        f", len(tokens)) -> , {skips})" for skips in ("len(prompt + tokens)", "sum(len(ids) for ids, _ in outputs)")],
 })  # fmt: skip
 
 

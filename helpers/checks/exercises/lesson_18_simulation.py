@@ -93,7 +93,7 @@ waiting_and_running.add_misconceptions({
 
 @Exercise.declare("a promise is a share of the requests, and every replica is paid for, busy or not")
 def smallest_fleet(fleets, limit, share, price):
-    enough = [fleet for fleet in fleets if sum(one <= limit for one in fleet[3]) >= share * len(fleet[3])]
+    enough = [fleet for fleet in fleets if sum(latency <= limit for latency in fleet[3]) >= share * len(fleet[3])]
     if not enough:
         return None
     best = min(enough, key=lambda fleet: fleet[0])
@@ -112,7 +112,7 @@ def of_1000(in_time):
 smallest_fleet.table([
     ([(1, 2.0, 2.0, [0.5, 3.0]), (2, 1.0, 1.5, [0.5, 1.0])], 1.0, 1.0, 3.0),
     ([(1, 1.0, 1.0, TAIL), (2, 1.0, 1.2, [*TAIL[:8], 0.4, 0.5]), (3, 1.0, 1.3, [0.1] * 10)], 0.5, 0.95, 2.0),
-    ([(3, 4.0, 6.0, EVEN), (2, 4.0, 5.5, [2 * one for one in EVEN]), (4, 4.0, 6.0, EVEN)], 0.7, 0.875, 2.5),
+    ([(3, 4.0, 6.0, EVEN), (2, 4.0, 5.5, [2 * latency for latency in EVEN]), (4, 4.0, 6.0, EVEN)], 0.7, 0.875, 2.5),
     ([(2, 1.0, 1.0, [0.1] * 5 + [2.0] * 3), (4, 1.0, 1.0, [0.1] * 7 + [0.6])], 0.5, 0.875, 1.0),
     ([(1, 1.0, 1.0, [9.0]), (2, 1.0, 2.0, [8.0])], 0.5, 0.5, 1.0),
     ([(5, 2.0, 9.0, [0.2] * 63 + [0.7]), (4, 3.0, 9.0, [0.2] * 62 + [0.7] * 2)], 0.5, 0.96875, 1.5),
@@ -129,10 +129,10 @@ smallest_fleet.table([
     1.0, 0.875, 2.0,
 )], given="(replicas, hours, busy hours, latencies) {}, limit {}, share {}, {} per hour")  # fmt: skip
 
-KEEPS = "sum(one <= limit for one in fleet[3]) >= share * len(fleet[3])"
+KEEPS = "sum(latency <= limit for latency in fleet[3]) >= share * len(fleet[3])"
 smallest_fleet.add_misconceptions({
     "compares the mean with the limit: a promise is a share of the requests, and the mean hides the slow ones.":
-        [f"{KEEPS} -> statistics.{one}(fleet[3]) <= limit" for one in ("mean", "median")],
+        [f"{KEEPS} -> statistics.{average}(fleet[3]) <= limit" for average in ("mean", "median")],
     "compares the slowest request with the limit: the promise lets some be late.": f"{KEEPS} -> max(fleet[3]) <= limit",
     "counts a latency that equals the limit as too slow.": "<= limit -> < limit",
     "compares an interpolated percentile with the limit, and it can be between two latencies: count those in time.":

@@ -25,8 +25,9 @@ def merge_batches(first, second):
         return pad(tensor, (0, 0, 0, columns))
 
     layers = []
-    for one, two in zip(layers_of(first), layers_of(second), strict=True):
-        layers.append([torch.cat([widened(a, first), widened(b, second)]) for a, b in zip(one, two, strict=True)])
+    for first_layer, second_layer in zip(layers_of(first), layers_of(second), strict=True):
+        pairs = zip(first_layer, second_layer, strict=True)
+        layers.append([torch.cat([widened(a, first), widened(b, second)]) for a, b in pairs])
     merged = {key: first[key] + second[key] for key in LISTS}
     merged |= {key: torch.cat([first[key], second[key]]) for key in ("input_ids", "position_ids")}
     masks = []
@@ -39,7 +40,7 @@ def merge_batches(first, second):
 
 def _pair(random, first, second, layers):
     shape = {"layers": layers, "heads": 5 - layers, "dimension": layers + 1}
-    return [hand_made(*rows, **shape, late=place == layers % 2) for place, rows in enumerate((first, second))]
+    return [hand_made(*rows, **shape, late=index == layers % 2) for index, rows in enumerate((first, second))]
 
 
 WIDE, NARROW = [("a", 4, 2), ("b", 2, 5)], [("c", 2, 3), ("d", 1, 0), ("e", 2, 1)]
@@ -74,7 +75,7 @@ merge_batches.add_misconceptions({
     "stacks rows of unequal width: all rows of a tensor must have the same width.":
         'width - batch["attention_mask"].size(1) -> 0',
     "puts the second batch's rows first: the running rows must stay on top.":
-        lambda one, two: merge_batches.solution(two, one),
+        lambda first, second: merge_batches.solution(second, first),
     f"pads the mask and the cache on the left, as the lesson does: {MOVED}":
         (CACHE_TO_THE_LEFT, f"{NEW_COLUMNS} -> [new, mask]"),
     "pads the mask at the right edge: the newest token, which is not in the cache yet, must stay in the last column.":
@@ -82,12 +83,13 @@ merge_batches.add_misconceptions({
     "pads the mask with 1, which marks columns as real: the row would attend to keys that don't exist.":
         "new_zeros -> new_ones",
     "shifts the positions by the padding. Positions belong to a row's text, and padding a row does not change its "
-    "text.": "(merged, layers) -> (merged | {'position_ids': torch.cat([one['position_ids'] + width "
-        "- one['attention_mask'].size(1) for one in (first, second)])}, layers)",
+    "text.": "(merged, layers) -> (merged | {'position_ids': torch.cat([batch['position_ids'] + width "
+        "- batch['attention_mask'].size(1) for batch in (first, second)])}, layers)",
     f"merges only layer 0. {EVERY_LAYER}": "(merged, layers) -> (merged, layers[:1] + layers_of(first)[1:])",
 } | {
     f"orders the rows of `{key}` differently from the other parts: requests would get each other's data.":
-        lambda one, two, key=key: merge_batches.solution(one, two) | {key: merge_batches.solution(two, one)[key]}
+        lambda first, second, key=key: (
+            merge_batches.solution(first, second) | {key: merge_batches.solution(second, first)[key]})
     for key in ROWS
 })  # fmt: skip
 

@@ -105,7 +105,7 @@ def keeps_its_columns_and_rows(arguments, outcome, right):
     (got, _), (wanted, _) = outcome.result, right.result
     if not wanted["request_ids"]:
         return None
-    widths = [(one["attention_mask"].size(1), kv_cache.length(one["past_key_values"])) for one in (got, wanted)]
+    widths = [(batch["attention_mask"].size(1), kv_cache.length(batch["past_key_values"])) for batch in (got, wanted)]
     for what, came, due in zip(("mask", "cache"), *widths, strict=True):
         count = "one column" if abs(came - due) == 1 else f"{abs(came - due)} columns"
         if came > due:

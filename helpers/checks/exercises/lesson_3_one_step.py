@@ -96,10 +96,10 @@ def _(result, arguments):
 
 @init_batch.rule
 def every_row_has_a_list_of_its_own(arguments, outcome, right):
-    lists = [one for one in outcome.result["token_ids"] if isinstance(one, list)]
-    if len({id(one) for one in lists}) < len(lists):
+    lists = [row for row in outcome.result["token_ids"] if isinstance(row, list)]
+    if len({id(row) for row in lists}) < len(lists):
         return "uses one list for every row of `token_ids`: a token appended to one row would appear in all of them"
-    if {id(one) for one in lists} & {id(token_ids) for _, token_ids, _ in outcome.arguments[0]}:
+    if {id(row) for row in lists} & {id(token_ids) for _, token_ids, _ in outcome.arguments[0]}:
         return "puts the requests' own lists into `token_ids`: a token appended to a row would appear in its request"
     return None
 

@@ -17,7 +17,9 @@ def sequence_of(request_id, prompt, generated=0, computed=0, priority=0, waited=
     forbidden=["helpers.engine.policies:Priority.order"],
 )
 def most_urgent(waiting, aging):
-    return min(waiting, key=lambda one: (one.priority - one.waited // aging, -one.waited), default=None)
+    return min(
+        waiting, key=lambda sequence: (sequence.priority - sequence.waited // aging, -sequence.waited), default=None
+    )
 
 
 def _drawn(random, aging):
@@ -39,22 +41,22 @@ most_urgent.table([
    given="(request, priority, waited) {}; aging {}", build=lambda random, requests, aging: (
     [sequence_of(name, 4, priority=level, waited=waited) for name, level, waited in requests], aging))  # fmt: skip
 
-LEVEL, LEVELS = "one.priority - one.waited // aging", "one.waited // aging"
+LEVEL, LEVELS = "sequence.priority - sequence.waited // aging", "sequence.waited // aging"
 WRONG_LEVELS = {
     "picks the largest number. A smaller number is more urgent: priority 0 goes before 1.":
-        [f"{LEVEL} -> {LEVELS} - one.priority", f"{LEVEL} -> -{LEVEL}"],
+        [f"{LEVEL} -> {LEVELS} - sequence.priority", f"{LEVEL} -> -{LEVEL}"],
     "makes waiting requests less urgent. Smaller numbers are more urgent, so waiting has to lower them.":
-        [f"{LEVEL} -> one.priority + {LEVELS}"],
+        [f"{LEVEL} -> sequence.priority + {LEVELS}"],
     "ignores `waited`: as long as urgent requests keep arriving, the others starve.": [f" - {LEVELS} -> "],
-    "counts fractions of a level: only *full* spans count.": ["// -> /", f"{LEVELS} -> round(one.waited / aging)"],
+    "counts fractions of a level: only *full* spans count.": ["// -> /", f"{LEVELS} -> round(sequence.waited / aging)"],
     "stops at level 0: a request that has waited long enough is more urgent than a new one of priority 0.":
         [f"{LEVEL} -> max({LEVEL}, 0)"],
 }  # fmt: skip
 most_urgent.add_misconceptions({
-    **{message: [(edit, *ties) for edit in edits for ties in ((), ("-one.waited -> 0",))]
+    **{message: [(edit, *ties) for edit in edits for ties in ((), ("-sequence.waited -> 0",))]
        for message, edits in WRONG_LEVELS.items()},
     "breaks ties by priority. Among equally urgent requests, the one that has waited longest is next, however it "
-    "reached its level.": "-one.waited -> one.priority",
+    "reached its level.": "-sequence.waited -> sequence.priority",
 })  # fmt: skip
 
 
@@ -63,19 +65,19 @@ def takes_the_lowest_level(arguments, outcome, right):
     (_, aging), taken, wanted = arguments, outcome.result, right.result
     if wanted is None or taken.request_id == wanted.request_id:
         return None
-    one, other = (each.priority - each.waited // aging for each in (taken, wanted))
-    why = ". Among equally urgent requests, the one that has waited longest is next" if one == other else ""
-    return f"picks {taken.request_id}, which counts as {one}, and {wanted.request_id} counts as {other}{why}"
+    level, best_level = (sequence.priority - sequence.waited // aging for sequence in (taken, wanted))
+    why = ". Among equally urgent requests, the one that has waited longest is next" if level == best_level else ""
+    return f"picks {taken.request_id}, which counts as {level}, and {wanted.request_id} counts as {best_level}{why}"
 
 
 @Exercise.declare("a request joins if a row is free and its whole prompt fits, and none overtakes the one before it")
 def admitted(running, waiting, rows, tokens):
     names, left = [], tokens - len(running)
-    for one in waiting:
-        need = one.num_uncomputed_tokens
+    for sequence in waiting:
+        need = sequence.num_uncomputed_tokens
         if len(running) + len(names) >= rows or need > left:
             break
-        names.append(one.request_id)
+        names.append(sequence.request_id)
         left -= need
     return names
 

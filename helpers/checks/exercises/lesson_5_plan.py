@@ -15,13 +15,13 @@ HOLDS_A_ROW = "A running request also holds a row while its prompt is computed"
 )
 def plan_chunks(running, waiting, rows, tokens):
     """Plan an iteration. The engine's `Scheduler` plans the same."""
-    decodes, begun = ([one for one in running if one.is_decode is yes] for yes in (True, False))
+    decodes, begun = ([sequence for sequence in running if sequence.is_decode is yes] for yes in (True, False))
     joining, plan = waiting[: rows - len(running)], []
-    for one in decodes + begun + joining:
-        uncomputed = 1 if one.is_decode else one.num_uncomputed_tokens
+    for sequence in decodes + begun + joining:
+        uncomputed = 1 if sequence.is_decode else sequence.num_uncomputed_tokens
         count = min(uncomputed, tokens)
         if count > 0:
-            plan.append((one.request_id, count))
+            plan.append((sequence.request_id, count))
             tokens -= count
     return plan
 
@@ -31,13 +31,13 @@ plan_chunks.add_misconceptions({
     "computed now.": "min(uncomputed, tokens) -> uncomputed if uncomputed <= tokens else 0",
     "lets one request join per iteration, although more rows and tokens are free.": "+ joining -> + joining[:1]",
     "treats every request that has generated tokens as a decode. A preempted request has lost its cache, and its "
-    "tokens must be recomputed.": "one.is_decode -> (one.generated > 0)",
+    "tokens must be recomputed.": "sequence.is_decode -> (sequence.generated > 0)",
     "counts only the prompt. The tokens that a preempted request had generated are recomputed, too.":
-        "one.num_uncomputed_tokens -> one.prompt_tokens - one.computed",
+        "sequence.num_uncomputed_tokens -> sequence.prompt_tokens - sequence.computed",
     "caps the chunks: only what is left of the budget limits a chunk.":
         [f"min(uncomputed, tokens) -> min(uncomputed, tokens, {most})" for most in (*range(1, 7), 8, 10, 16, 32, 64)],
     "does not count decodes against the budget. Each computes one token, which counts like any other.":
-        "tokens -= count -> tokens -= 0 if one.is_decode else count",
+        "tokens -= count -> tokens -= 0 if sequence.is_decode else count",
     "gives every request the whole budget. The tokens that one request computes are not available to the next.":
         "tokens -= count -> pass",
 })  # fmt: skip
@@ -73,8 +73,8 @@ def _(random):
     ]  # fmt: skip
     for _ in range(2):
         running, waiting = drawn("pqrs"[: random.randint(1, 4)]), drawn("vwxyz"[: random.randint(2, 5)])
-        for one in running:
-            one.computed = random.choice([len(one.token_ids) - 1, random.randrange(len(one.token_ids))])
+        for sequence in running:
+            sequence.computed = random.choice([len(sequence.token_ids) - 1, random.randrange(len(sequence.token_ids))])
         rows = len(running) + random.randint(1, 3)
         scenes.append((running, waiting, rows, random.randint(rows, 30)))
     for running, waiting, rows, tokens in scenes:
@@ -83,21 +83,24 @@ def _(random):
 
 
 def told(sequences):
-    work = ("decodes" if one.is_decode else f"with {one.num_uncomputed_tokens} uncomputed" for one in sequences)
-    return ", ".join(f"{one.request_id} {what}" for one, what in zip(sequences, work, strict=True)) or "none"
+    work = (
+        "decodes" if sequence.is_decode else f"with {sequence.num_uncomputed_tokens} uncomputed"
+        for sequence in sequences
+    )
+    return ", ".join(f"{sequence.request_id} {what}" for sequence, what in zip(sequences, work, strict=True)) or "none"
 
 
 @plan_chunks.ignoring
 def order_of_the_list(result, arguments):
     """Sort the plan's entries: their order makes no difference."""
-    places = {one.request_id: place for place, one in enumerate([*arguments[0], *arguments[1]])}
-    return sorted(result, key=lambda pair: places.get(pair[0], -1)) if isinstance(result, list) else result
+    turns = {sequence.request_id: turn for turn, sequence in enumerate([*arguments[0], *arguments[1]])}
+    return sorted(result, key=lambda pair: turns.get(pair[0], -1)) if isinstance(result, list) else result
 
 
 @plan_chunks.rule
 def is_a_plan(arguments, outcome, right):
     running, waiting, rows, tokens = arguments
-    known = {one.request_id: one for one in [*running, *waiting]}
+    known = {sequence.request_id: sequence for sequence in [*running, *waiting]}
     for name, count in outcome.result:
         if name not in known:
             return f"plans for {name!r}, which is not the id of a request"
@@ -106,10 +109,10 @@ def is_a_plan(arguments, outcome, right):
                 f"plans {count} tokens for {name}, which has only {known[name].num_uncomputed_tokens} uncomputed tokens"
             )
     plan, due, free = dict(outcome.result), dict(right.result), rows - len(running)
-    if sum(one.request_id in plan for one in waiting) > free:
+    if sum(sequence.request_id in plan for sequence in waiting) > free:
         return f"lets more requests join than there are free rows ({free}). {HOLDS_A_ROW}"
     order = sorted(known, key=lambda name: (name not in due, [*due, name].index(name)))
-    for place, name in enumerate(order):
+    for turn, name in enumerate(order):
         if plan.get(name, 0) > due.get(name, 0):
             return f"exceeds the budget: at the turn of {name}, only {due.get(name, 0)} tokens are left. {IN_CHUNKS}"
         if plan.get(name, 0) < due.get(name, 0):
@@ -117,7 +120,7 @@ def is_a_plan(arguments, outcome, right):
                 return f"leaves out {name}. Decodes come first: each needs one token, and prompts take what is left"
             if name in plan and sum(plan.values()) < tokens:
                 return f"plans {plan[name]} tokens for {name}, although {due[name]} fit: only the budget limits a chunk"
-            if set(order[place + 1 :]) & set(plan):
+            if set(order[turn + 1 :]) & set(plan):
                 why = STARVING if known[name] in waiting else BEGUN
                 return f"lets a later request overtake {name}. {why}"
             return f"leaves part of the budget unused, although {name} could compute {due[name]} tokens. {IN_CHUNKS}"

@@ -86,8 +86,8 @@ attend_row.table([
    given="{} heads of dimension {}, (cached, new) tokens {}", build=_attention)  # fmt: skip
 
 
-def newest(each, columns):
-    return [one[:, start - end :] for one, (start, end) in zip(each, columns, strict=True)]
+def newest(tensors, columns):
+    return [tensor[:, start - end :] for tensor, (start, end) in zip(tensors, columns, strict=True)]
 
 
 PAIRS, SHIFT = "zip(columns, keys, values,", "tril(count - new)"

@@ -16,10 +16,10 @@ def _exercise(name: str, trace: str, idea: str, most: Callable[[int, int, int], 
     """Return a task that allows as many prompt tokens as a function of FIFO, LRU and the bound says."""
 
     def judge(evict: Callable, seed: int) -> str | Passed:
-        for one in sorted({0, seed}):  # what fails on the practice trace does not pass on another by luck
-            tokens = computed_tokens(evict, trace, one)
-            stands = f"Your function: {standing(tokens, trace, one)}."
-            if tokens > most(*baselines(trace, one).values()):
+        for trace_seed in sorted({0, seed}):  # what fails on the practice trace does not pass on another by luck
+            tokens = computed_tokens(evict, trace, trace_seed)
+            stands = f"Your function: {standing(tokens, trace, trace_seed)}."
+            if tokens > most(*baselines(trace, trace_seed).values()):
                 return f"{wrong}. {stands}"
         return Passed(stands)
 

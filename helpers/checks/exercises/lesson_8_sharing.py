@@ -91,7 +91,9 @@ def prefix_hashes(token_ids, block_size, salt):
 def _(random):
     a, b, c, d = [7, 3, 9, 1], [5, 5, 2, 8], [6, 4, 1, 3], [9, 9, 9, 9]
     start, end = [0, *a[1:]], [*a[:-1], 0]  # both differ from `a` in one token
-    every = [[one, other, *rest] for one in (0, 1) for other in (0, 1) for rest in ([], [0, 0], [0, 1], [1, 0, 1])]
+    every = [
+        [first, second, *rest] for first in (0, 1) for second in (0, 1) for rest in ([], [0, 0], [0, 1], [1, 0, 1])
+    ]
     drawn = [random.choices([0, 1, 10, 11, 300], k=random.randint(2, 8)) for _ in range(20)]
     for texts, size, salts, what in [
         ([a + b + c, a, a + b + d, a + b + c + [1, 2]], 4, "xxxx", "texts that begin alike"),

@@ -128,8 +128,8 @@ text_pieces.add_misconceptions({
     "sends the beginning of the stop text, which the next token may complete.": "range(len(stop)) -> [0]",
     "keeps the end of the text back even after the last token: then nothing can complete it.": "number < -> 0 <",
     "leaves out empty pieces: each token has its piece, and piece i belongs to token i.":
-        ("return [* -> return [one for one in [*", "[sent : text.index(stop)]] -> [sent : text.index(stop)]] if one]",
-         "return pieces -> return [one for one in pieces if one]"),
+        ("return [* -> return [piece for piece in [*", ".index(stop)]] -> .index(stop)]] if piece]",
+         "return pieces -> return [piece for piece in pieces if piece]"),
     "sends the stop text: the output ends before it.": "text.index(stop)] -> text.index(stop) + len(stop)]",
     "keeps back as many characters as the stop text has, whatever they are.":
         "max(n for n in range(len(stop)) if text.endswith(stop[:n])) -> min(len(text), len(stop) - 1)",
