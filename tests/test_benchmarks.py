@@ -182,12 +182,11 @@ def test_a_smoke_run_works_end_to_end_and_writes_report_json_and_plot(tmp_path, 
     assert "random weights" in capsys.readouterr().out
     written = json.loads((tmp_path / "benchmark.json").read_text())
     assert written["skipped"] == {}
-    assert {(result["workload"], result["dtype"], result["engine"]) for result in written["results"]} == {
+    results = written["results"]
+    assert {(result["workload"], result["dtype"], result["engine"]) for result in results} == {
         (workload, dtype, name) for workload in ("mixed", "one") for dtype in ("float32", "bfloat16") for name in names
     }
-    exact = [
-        result for result in written["results"] if result["dtype"] == "float32" and result["engine"] != "ragged-int8"
-    ]
+    exact = [result for result in results if result["dtype"] == "float32" and result["engine"] != "ragged-int8"]
     assert all(result["identical"] == 1 for result in exact)
     assert "random weights" in (tmp_path / "benchmark.svg").read_text()
     assert (tmp_path / "benchmark.md").read_text().startswith("Model: ")
