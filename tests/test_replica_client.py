@@ -29,9 +29,7 @@ async def test_requests_run_on_all_replicas_and_their_rows_add_up():
         assert [await tokens(stream) for stream in streams] == [[2, 3, 4, 5, 6, 7]] * 4
         assert max(snapshot.num_running for _, snapshot in client.seen) == 4
         passes = [forward_pass for _, snapshot in client.seen for forward_pass in snapshot.passes]
-        assert {len(forward_pass.row_steps) for forward_pass in passes} == {
-            2
-        }  # its own rows: the others' are not empty
+        assert {len(forward_pass.row_steps) for forward_pass in passes} == {2}  # its own rows, not the others'
         assert {snapshot.replica for _, snapshot in client.seen if snapshot.passes} == client.replicas.keys()
         assert [(replica["state"], replica["rows"]) for replica in client.replicas_in_view] == [("ready", 2)] * 2
         assert sum(row.new_tokens for forward_pass in passes for row in forward_pass.row_steps) == 24

@@ -147,7 +147,7 @@ def test_a_schedule_sees_what_waits_and_what_runs():
     seen = []
 
     def spying(waiting, running, free_rows):
-        seen.append((len(waiting), [(sequence.request_id, sequence.generated) for sequence in running], free_rows))
+        seen.append((len(waiting), [(request.request_id, request.generated) for request in running], free_rows))
         waiting_before = list(waiting)
         waiting.clear()  # a copy: nothing is lost
         return waiting_before[:free_rows]
