@@ -61,8 +61,8 @@ def notebook(assignment, answers):
 
 def with_cells(nb, sources, at):
     """Put a student's own cells into a notebook at a place."""
-    place = at if at >= 0 else len(nb.cells) + at
-    nb.cells[place:place] = [nbformat.v4.new_code_cell(source) for source in sources]
+    index = at if at >= 0 else len(nb.cells) + at
+    nb.cells[index:index] = [nbformat.v4.new_code_cell(source) for source in sources]
     return nb
 
 

@@ -119,10 +119,12 @@ class Simulation:
     def check_queue(self) -> list[Sequence]:
         """Check the queue against plain lists and sorts, and return it."""
         scheduler, policy = self.scheduler, self.config.policy
-        waiting, unfinished = list(scheduler.waiting), [one for one in self._added if one.finish_reason is None]
+        waiting = list(scheduler.waiting)
+        unfinished = [sequence for sequence in self._added if sequence.finish_reason is None]
         assert list(scheduler.unfinished) == unfinished
         assert set(scheduler.requests) == {sequence.request_id for sequence in unfinished}
-        assert waiting == [one for one in unfinished if one in scheduler.waiting], "not in order of arrival"
+        in_order_of_arrival = [sequence for sequence in unfinished if sequence in scheduler.waiting]
+        assert waiting == in_order_of_arrival
         assert not set(waiting) & set(scheduler.running)
         if policy in KEYS:
             longest = max((sequence.max_tokens for sequence in waiting), default=0)
@@ -144,7 +146,8 @@ class Simulation:
         assert plan.tokens == sum(chunk.tokens for chunk in plan.chunks) <= config.max_tokens_per_step
         assert all(0 < chunk.tokens <= chunk.sequence.num_uncomputed_tokens for chunk in plan.chunks)
         assert plan.chunks or not running, "an iteration in which no sequence advances"
-        assert planned == [one for one in planned if one in running] + admitted, "running sequences come first"
+        ran_before = [sequence for sequence in planned if sequence in running]
+        assert planned == ran_before + admitted, "running sequences come first"
 
         # The newest are preempted, so the oldest always advances: that is why no sequence waits forever for memory.
         assert stay + plan.preempted[::-1] == running
@@ -154,10 +157,11 @@ class Simulation:
         if isinstance(self.scheduler.policy, Static) and running:
             assert not admitted
         decodes = [sequence for sequence in planned if sequence in decoding]
+        still_decoding = [sequence for sequence in decoding if sequence not in plan.preempted]
         if config.mixed_batches:
-            assert decodes == [one for one in decoding if one not in plan.preempted], "a decode was delayed"
+            assert decodes == still_decoding, "a decode was delayed"
         elif decodes:
-            assert planned == decodes == [one for one in decoding if one not in plan.preempted], "not in turns"
+            assert planned == decodes == still_decoding, "not in turns"
         if not config.mixed_batches and self._prefilled_last and decoding:
             assert decodes, "two prefills in a row while a sequence could decode"
         self._prefilled_last = bool(planned) and not decodes

@@ -189,11 +189,12 @@ def check_all_layers(model, folder, **config) -> None:
     """Compare the tokens of two adapters of all layers, and of none, with those of merged models."""
     engine = Engine(model, tokenizer(), EngineConfig(**TINY | config))
     folders = [write_adapter(folder / str(seed), model, "all-linear", seed, 3 + 4 * seed, 0.3) for seed in (0, 1)]
-    for one in folders:
-        engine.load_adapter(one.name, one)
-    models = [model, *(merged(model, one) for one in folders)]
+    for path in folders:
+        engine.load_adapter(path.name, path)
+    references = [model, *(merged(model, path) for path in folders)]
     prompts = [tokenizer().decode(range(start, start + 11)) for start in (40, 50, 70)]
-    expected = [generate_alone(one, Request(prompt, 12)) for one, prompt in zip(models, prompts, strict=True)]
+    requests = [Request(prompt, 12) for prompt in prompts]
+    expected = [generate_alone(reference, request) for reference, request in zip(references, requests, strict=True)]
     outputs = engine.generate(prompts, SamplingParams(max_tokens=12), adapter=[None, "0", "1"])
     is_clear = [lead(logits) > 1e-4 for _, logits in expected]
     assert sum(is_clear) >= 2
@@ -224,7 +225,7 @@ def test_sizes_that_fill_no_vector_are_multiplied_to_the_end(calls, tmp_path):
     outputs = engine.generate(PROMPTS[:3], GREEDY, adapter=["a", None, "a"])
     models = merged(model, folder), model, merged(model, folder)
     assert token_ids(outputs) == [
-        alone(one, byte_tokenizer, prompt, 20) for one, prompt in zip(models, PROMPTS[:3], strict=True)
+        alone(reference, byte_tokenizer, prompt, 20) for reference, prompt in zip(models, PROMPTS[:3], strict=True)
     ]
     assert 2 in calls
 
@@ -251,7 +252,7 @@ def test_streams_beams_scores_and_continued_outputs_are_those_of_the_merged_mode
     name = company.names[7]
     engine, own = company.engine(), merged_engine(company, name)
     engine.add_request(PROMPTS[2], GREEDY, adapter=company.names[2])  # company
-    streamed = [token for one in engine.stream(PROMPTS[0], GREEDY, adapter=name) for token in one.new_token_ids]
+    streamed = [token for output in engine.stream(PROMPTS[0], GREEDY, adapter=name) for token in output.new_token_ids]
     assert streamed == company.alone(name, PROMPTS[0], 20)
     found, expected = engine.beam_search(PROMPTS[1], 3, 10, adapter=name), own.beam_search(PROMPTS[1], 3, 10)
     assert token_ids(found) == token_ids(expected)
@@ -266,7 +267,7 @@ def prompt_scores(engine: Engine, names: list[str | None]) -> torch.Tensor:
     """Return the log-probabilities [names, tokens] of a prompt's tokens."""
     params = SamplingParams(0, prompt_logprobs=0)
     outputs = engine.generate([PROMPTS[3]] * len(names), params, adapter=names)
-    return torch.tensor([[next(iter(one.values())) for one in output.prompt_logprobs[1:]] for output in outputs])
+    return torch.tensor([[next(iter(scores.values())) for scores in output.prompt_logprobs[1:]] for output in outputs])
 
 
 @pytest.mark.parametrize(
@@ -288,9 +289,9 @@ def test_in_bfloat16_scores_are_closer_to_those_of_the_merged_model_than_to_any_
 
 
 def test_blocks_are_shared_within_an_adapter_and_never_across(llamas):
-    engine, (one, other) = llamas.engine(num_blocks=400), llamas.names[1:3]
+    engine, (first, second) = llamas.engine(num_blocks=400), llamas.names[1:3]
     computed = []
-    for name in (one, one, other, None, None, other, one):
+    for name in (first, first, second, None, None, second, first):
         before = engine.trace.prompt_tokens
         engine.generate(PROMPTS[3], GREEDY, adapter=name)
         computed.append(engine.trace.prompt_tokens - before)
@@ -313,8 +314,9 @@ def test_a_failed_pass_fails_its_requests_and_leaves_no_adapters_behind(llamas, 
         with pytest.warns(UserWarning, match="failed"):
             (failed,) = engine.generate(PROMPTS[0], GREEDY, adapter=name)
     assert failed.finish_reason == "error"
-    for one in (None, name):
-        assert token_ids(engine.generate(PROMPTS[0], GREEDY, adapter=one)) == [llamas.alone(one, PROMPTS[0], 20)]
+    for adapter in (None, name):
+        outputs = engine.generate(PROMPTS[0], GREEDY, adapter=adapter)
+        assert token_ids(outputs) == [llamas.alone(adapter, PROMPTS[0], 20)]
 
 
 # --- one call ---------------------------------------------------------------------------------------------------------
@@ -327,7 +329,7 @@ def test_nothing_reads_the_matrices_of_a_freed_adapter(llamas, calls):
     engine.generate(PROMPTS[:3], GREEDY, adapter=llamas.names[1:4])
     tables = engine.runner.call_model.fused.adapters._tables
     assert len(tables) == 3
-    old = [one for table in tables.values() for one in table._copies]
+    old = [matrix for table in tables.values() for matrix in table._copies]
     for name in llamas.names[1:4]:
         engine.unload_adapter(name)
     engine.generate(PROMPTS[0], GREEDY)  # the engine refers to the requests of the latest pass

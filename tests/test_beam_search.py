@@ -50,34 +50,34 @@ def by_transformers(model, tokenizer, prompt, width, max_tokens, length_penalty=
 
 def check_beams(outputs, expected):
     token_ids, texts, scores = expected
-    assert [one.token_ids for one in outputs] == token_ids
-    assert [one.text for one in outputs] == texts
+    assert [output.token_ids for output in outputs] == token_ids
+    assert [output.text for output in outputs] == texts
     if scores is not None:
-        assert [one.score for one in outputs] == pytest.approx(scores, rel=1e-4)
+        assert [output.score for output in outputs] == pytest.approx(scores, rel=1e-4)
 
 
 @pytest.mark.parametrize("width", range(1, 9))
 def test_outputs_their_order_and_their_scores_are_transformers(random_pairs, width):
     engine = Engine(*random_pairs)
-    for place, (length_penalty, early_stopping) in enumerate(RULES[width % 6 :: 6] if width > 1 else RULES[:1]):
-        prompt = PROMPTS[(width + place) % len(PROMPTS)]
+    for number, (length_penalty, early_stopping) in enumerate(RULES[width % 6 :: 6] if width > 1 else RULES[:1]):
+        prompt = PROMPTS[(width + number) % len(PROMPTS)]
         outputs = engine.beam_search(prompt, width, 12, length_penalty, early_stopping)
         check_beams(outputs, by_transformers(*random_pairs, prompt, width, 12, length_penalty, early_stopping))
 
 
 @pytest.mark.parametrize(
-    ("family", "place", "width", "length_penalty"),
+    ("family", "prompt_index", "width", "length_penalty"),
     [("gpt2", 8, 2, 2.0), ("embedded", 9, 4, -0.3)],
 )
-def test_a_search_stops_when_transformers_stops(family, place, width, length_penalty):
+def test_a_search_stops_when_transformers_stops(family, prompt_index, width, length_penalty):
     model, tokenizer = load_model() if family == "embedded" else random_pair(family)
-    engine, prompt, found = Engine(model, tokenizer), PROMPTS[place], {}
+    engine, prompt, found = Engine(model, tokenizer), PROMPTS[prompt_index], {}
     for early_stopping in [False, True, "never"]:
         found[early_stopping] = engine.beam_search(prompt, width, 30, length_penalty, early_stopping)
         expected = by_transformers(model, tokenizer, prompt, width, 30, length_penalty, early_stopping)
         check_beams(found[early_stopping], expected)
     if length_penalty > 0:
-        sooner, later = ([one.token_ids for one in found[when]] for when in (False, "never"))
+        sooner, later = ([output.token_ids for output in found[when]] for when in (False, "never"))
         assert sooner != later, "this prompt no longer shows the difference: choose another one"
 
 
@@ -99,7 +99,7 @@ def test_beams_and_other_requests_do_not_change_each_other(family, config):
     check_beams(beams, by_transformers(*pair, PROMPTS[0], 4, 10, early_stopping=True))
     while engine.has_unfinished_requests():
         outputs += engine.step()
-    ended = {one.request_id: one.token_ids for one in outputs if one.finish_reason}
+    ended = {output.request_id: output.token_ids for output in outputs if output.finish_reason}
     assert ended == {prompt: alone(*pair, prompt, 25) for prompt in others}
 
 
@@ -141,7 +141,7 @@ def found_alone(prompt: list[int], width: int, max_tokens: int, length_penalty=1
 
 def search(caller: Caller, prompt: list[int], width: int, max_tokens: int, *rules) -> None:
     outputs = beam_search(caller.engine, prompt, width, max_tokens, *rules)
-    assert [(one.score, one.token_ids) for one in outputs] == found_alone(prompt, width, max_tokens, *rules)
+    assert [(output.score, output.token_ids) for output in outputs] == found_alone(prompt, width, max_tokens, *rules)
     assert outputs[0].text == "".join(" abcdefghi"[token_id] for token_id in outputs[0].token_ids if token_id)
 
 
@@ -180,12 +180,12 @@ def test_a_prompt_is_computed_once_and_every_beam_computes_one_token_per_round()
     search(caller, prompt, width, 9, 0.0, "never")
     trace = caller.engine.trace
     assert trace.prompt_tokens == len(prompt)
-    assert [one.tokens for one in trace.passes] == [len(prompt)] + [width] * (len(trace.passes) - 1)
+    assert [forward_pass.tokens for forward_pass in trace.passes] == [len(prompt)] + [width] * (len(trace.passes) - 1)
 
 
 def test_without_max_tokens_beams_run_until_eos_or_the_end_of_the_context():
     outputs = beam_search(caller_of(200).engine, [3, 1, 4], 2)
-    assert [(one.score, one.token_ids) for one in outputs] == found_alone([3, 1, 4], 2, 97)
+    assert [(output.score, output.token_ids) for output in outputs] == found_alone([3, 1, 4], 2, 97)
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------------------

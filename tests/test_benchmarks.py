@@ -182,11 +182,12 @@ def test_a_smoke_run_works_end_to_end_and_writes_report_json_and_plot(tmp_path, 
     assert "random weights" in capsys.readouterr().out
     written = json.loads((tmp_path / "benchmark.json").read_text())
     assert written["skipped"] == {}
-    assert {(one["workload"], one["dtype"], one["engine"]) for one in written["results"]} == {
+    results = written["results"]
+    assert {(result["workload"], result["dtype"], result["engine"]) for result in results} == {
         (workload, dtype, name) for workload in ("mixed", "one") for dtype in ("float32", "bfloat16") for name in names
     }
-    exact = [one for one in written["results"] if one["dtype"] == "float32" and one["engine"] != "ragged-int8"]
-    assert all(one["identical"] == 1 for one in exact)
+    exact = [result for result in results if result["dtype"] == "float32" and result["engine"] != "ragged-int8"]
+    assert all(result["identical"] == 1 for result in exact)
     assert "random weights" in (tmp_path / "benchmark.svg").read_text()
     assert (tmp_path / "benchmark.md").read_text().startswith("Model: ")
 

@@ -25,41 +25,41 @@ from helpers.runners.kv_pool import slot_mapping
 from tests.simulation import operations
 
 
-def sequence(text: str) -> Sequence:
+def sequence_of(text: str) -> Sequence:
     """A sequence with a token for every letter."""
     return Sequence(text, [ord(letter) for letter in text], 10)
 
 
-def compute(blocks: BlockManager, one: Sequence, tokens: int) -> None:
-    assert blocks.allocate(one, tokens)
-    one.computed += tokens
+def compute(blocks: BlockManager, sequence: Sequence, tokens: int) -> None:
+    assert blocks.allocate(sequence, tokens)
+    sequence.computed += tokens
 
 
-def slots(blocks: BlockManager, one: Sequence, start: int, end: int) -> list[int]:
-    return slot_mapping(blocks.block_table(one), blocks.block_size, start, end)
+def slots(blocks: BlockManager, sequence: Sequence, start: int, end: int) -> list[int]:
+    return slot_mapping(blocks.block_table(sequence), blocks.block_size, start, end)
 
 
 def accounts(blocks: BlockManager):
     """Return all that a block manager can be asked."""
-    tables = {one: list(table) for one, table in blocks.tables.items()}
-    computed = {one: one.computed for one in tables}
+    tables = {sequence: list(table) for sequence, table in blocks.tables.items()}
+    computed = {sequence: sequence.computed for sequence in tables}
     return tables, computed, list(blocks.references), list(blocks.copies), blocks.available, blocks.unused_tokens
 
 
 # --- prefixes -------------------------------------------------------------------------------------------------------
 
 
-def cached_after(text: str, of: str, blocks: int = 16, block_size: int = 4, prefix_caching: bool = True) -> int:
-    """Return how many tokens of a text are cached after another one was computed and freed."""
+def cached_after(text: str, earlier: str, blocks: int = 16, block_size: int = 4, prefix_caching: bool = True) -> int:
+    """Return how many tokens of a text are cached after another sequence was computed and freed."""
     manager = BlockManager(blocks, block_size, prefix_caching)
-    one = sequence(of)
-    compute(manager, one, len(of))
-    manager.free(one)
-    return manager.cached_tokens(sequence(text))
+    sequence = sequence_of(earlier)
+    compute(manager, sequence, len(earlier))
+    manager.free(sequence)
+    return manager.cached_tokens(sequence_of(text))
 
 
 @pytest.mark.parametrize(
-    ("text", "of", "tokens"),
+    ("text", "earlier", "tokens"),
     [
         ("abcdefghijk", "abcdefghij", 8),  # two full blocks; the third was not full
         ("abcdefgh", "abcdefghij", 4),  # its last token must be computed, so the second block is not reused
@@ -70,8 +70,8 @@ def cached_after(text: str, of: str, blocks: int = 16, block_size: int = 4, pref
         ("efghi", "abcdefgh", 0),  # the same block at another place
     ],
 )
-def test_a_prefix_is_reused_in_full_blocks(text, of, tokens):
-    assert cached_after(text, of) == tokens
+def test_a_prefix_is_reused_in_full_blocks(text, earlier, tokens):
+    assert cached_after(text, earlier) == tokens
 
 
 def test_without_prefix_caching_no_prefix_is_reused_and_all_blocks_are_free():
@@ -79,12 +79,12 @@ def test_without_prefix_caching_no_prefix_is_reused_and_all_blocks_are_free():
 
 
 def test_a_running_sequence_shares_its_prefix_as_soon_as_its_next_tokens_are_allocated():
-    blocks, one, other = BlockManager(16, 4), sequence("abcdefghij"), sequence("abcdefghxyz")
-    compute(blocks, one, 6)
-    compute(blocks, one, 1)
+    blocks, sequence, other = BlockManager(16, 4), sequence_of("abcdefghij"), sequence_of("abcdefghxyz")
+    compute(blocks, sequence, 6)
+    compute(blocks, sequence, 1)
     assert blocks.cached_tokens(other) == 4  # the second block is not full yet
-    compute(blocks, one, 2)
-    compute(blocks, one, 1)
+    compute(blocks, sequence, 2)
+    compute(blocks, sequence, 1)
     assert blocks.cached_tokens(other) == 8
 
 
@@ -154,21 +154,21 @@ class Blocks(RuleBasedStateMachine):
     @rule(chunks=st.lists(st.tuples(upto(5), upto(12, 1)), min_size=1, max_size=4))
     def plan(self, chunks):
         for which, tokens in chunks:
-            free = [one for one in self.sequences if one not in self.planned]
+            free = [sequence for sequence in self.sequences if sequence not in self.planned]
             if free:
                 self.plan_one(free[which % len(free)], tokens)
 
-    def plan_one(self, one, tokens):
-        joins = one not in self.blocks.tables
-        cached = self.blocks.cached_tokens(one) if joins else one.computed
-        assert 0 <= cached < len(one.token_ids)
-        unread = len(one.token_ids) - cached
+    def plan_one(self, sequence, tokens):
+        joins = sequence not in self.blocks.tables
+        cached = self.blocks.cached_tokens(sequence) if joins else sequence.computed
+        assert 0 <= cached < len(sequence.token_ids)
+        unread = len(sequence.token_ids) - cached
         tokens = min(tokens, unread)
         before, remembered, copies = accounts(self.blocks), self.remembered(), len(self.blocks.copies)
-        if self.blocks.allocate(one, tokens):
-            self.planned[one] = tokens
-            assert one.computed == cached
-            assert len(self.blocks.tables[one]) == self.blocks.blocks_for(cached + tokens)
+        if self.blocks.allocate(sequence, tokens):
+            self.planned[sequence] = tokens
+            assert sequence.computed == cached
+            assert len(self.blocks.tables[sequence]) == self.blocks.blocks_for(cached + tokens)
             happened["a prefix was found"] += joins and cached > 0
             happened["a copy"] += len(self.blocks.copies) > copies
             happened["an eviction"] += sum(self.remembered()) < sum(remembered)
@@ -176,7 +176,7 @@ class Blocks(RuleBasedStateMachine):
             happened["a refusal"] += 1
             assert accounts(self.blocks) == before and self.remembered() == remembered
             if not joins:
-                missing = self.blocks.blocks_for(cached + tokens) - len(self.blocks.tables[one])
+                missing = self.blocks.blocks_for(cached + tokens) - len(self.blocks.tables[sequence])
                 assert missing > self.blocks.available, "there was enough memory"
 
     @precondition(lambda self: self.planned)
@@ -185,31 +185,31 @@ class Blocks(RuleBasedStateMachine):
         self.contents = self.after_copies()
         self.blocks.take_copies()
         assert self.blocks.copies == []
-        for one, tokens in self.planned.items():
-            for place in range(one.computed, one.computed + tokens):
-                self.contents[self.slot(one, place)] = tuple(one.token_ids[: place + 1])
-        for one, tokens in self.planned.items():
-            self.finds_its_own(one, one.computed + tokens, self.contents)
-            one.computed += tokens
-            if one.num_uncomputed_tokens == 0:
-                one.token_ids.append(new_tokens.pop())
+        for sequence, tokens in self.planned.items():
+            for position in range(sequence.computed, sequence.computed + tokens):
+                self.contents[self.slot(sequence, position)] = tuple(sequence.token_ids[: position + 1])
+        for sequence, tokens in self.planned.items():
+            self.finds_its_own(sequence, sequence.computed + tokens, self.contents)
+            sequence.computed += tokens
+            if sequence.num_uncomputed_tokens == 0:
+                sequence.token_ids.append(new_tokens.pop())
         self.planned = {}
 
     @precondition(lambda self: self.sequences)
     @rule(which=upto(5), how=st.sampled_from(["preempt", "preempt", "end", "the run fails"]))
     def release(self, which, how):
         freed = list(self.planned) if how == "the run fails" else [self.sequences[which % len(self.sequences)]]
-        for one in freed:
-            happened[how] += one in self.blocks.tables and one.generated > 0
-            self.planned.pop(one, None)
-            self.blocks.free(one)
-            assert one.computed == 0
+        for sequence in freed:
+            happened[how] += sequence in self.blocks.tables and sequence.generated > 0
+            self.planned.pop(sequence, None)
+            self.blocks.free(sequence)
+            assert sequence.computed == 0
             if how != "preempt":
-                self.sequences.remove(one)
+                self.sequences.remove(sequence)
 
     def teardown(self):
-        for one in self.sequences:
-            self.blocks.free(one)
+        for sequence in self.sequences:
+            self.blocks.free(sequence)
         assert (self.blocks.used, self.blocks.available) == (0, self.blocks.num_blocks)
         assert not self.blocks.tables and not any(self.blocks.references)
 
@@ -218,8 +218,8 @@ class Blocks(RuleBasedStateMachine):
     @invariant()
     def every_sequence_finds_its_own_tokens(self):
         contents = self.after_copies()
-        for one in self.blocks.tables:
-            self.finds_its_own(one, one.computed, contents)
+        for sequence in self.blocks.tables:
+            self.finds_its_own(sequence, sequence.computed, contents)
 
     @invariant()
     def the_counts_are_right(self):
@@ -232,36 +232,36 @@ class Blocks(RuleBasedStateMachine):
 
     @invariant()
     def no_sequence_writes_to_a_block_of_another(self):
-        for one, tokens in self.planned.items():
-            places = range(one.computed, one.computed + tokens)
-            written = {self.slot(one, place) // self.blocks.block_size for place in places}
+        for sequence, tokens in self.planned.items():
+            positions = range(sequence.computed, sequence.computed + tokens)
+            written = {self.slot(sequence, position) // self.blocks.block_size for position in positions}
             assert all(self.blocks.references[block] == 1 for block in written)
 
-    def finds_its_own(self, one, tokens, contents):
-        for place in range(tokens):
-            assert contents.get(self.slot(one, place)) == tuple(one.token_ids[: place + 1]), f"token {place}"
+    def finds_its_own(self, sequence, tokens, contents):
+        for position in range(tokens):
+            computed = contents.get(self.slot(sequence, position))
+            assert computed == tuple(sequence.token_ids[: position + 1]), f"token {position}"
 
     # --- how ---
 
-    def slot(self, one, place) -> int:
-        (slot,) = slots(self.blocks, one, place, place + 1)
-        assert slot == self.blocks.tables[one][place // self.blocks.block_size] * self.blocks.block_size + (
-            place % self.blocks.block_size
-        )
+    def slot(self, sequence, position) -> int:
+        (slot,) = slots(self.blocks, sequence, position, position + 1)
+        index, offset = divmod(position, self.blocks.block_size)
+        assert slot == self.blocks.tables[sequence][index] * self.blocks.block_size + offset
         return slot
 
     def after_copies(self) -> dict[int, tuple[int, ...]]:
         contents, size = dict(self.contents), self.blocks.block_size
         for old, new in self.blocks.copies:
-            for place in range(size):
-                contents.pop(new * size + place, None)
-                if old * size + place in contents:
-                    contents[new * size + place] = contents[old * size + place]
+            for offset in range(size):
+                contents.pop(new * size + offset, None)
+                if old * size + offset in contents:
+                    contents[new * size + offset] = contents[old * size + offset]
         return contents
 
     def remembered(self) -> list[int]:
         """Return how much a new sequence would share that begins like each of them."""
-        return [self.blocks.cached_tokens(Sequence("", [*one.token_ids, 2], 1)) for one in self.sequences]
+        return [self.blocks.cached_tokens(Sequence("", [*sequence.token_ids, 2], 1)) for sequence in self.sequences]
 
 
 def test_whatever_happens_every_sequence_finds_its_own_tokens_and_all_counts_are_right():

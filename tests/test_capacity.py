@@ -6,12 +6,12 @@ from helpers.checks.capacity import BLOCK_SIZE, BLOCKS, REQUESTS, run_design, tr
 
 
 def test_every_trace_has_the_same_lengths_in_another_order():
-    one, other = (trace(seed) for seed in (0, 1))
-    assert len(one) == REQUESTS and one != other
+    first, second = (trace(seed) for seed in (0, 1))
+    assert len(first) == REQUESTS and first != second
     for part in (1, 2):
-        assert sorted(request[part] for request in one) == sorted(request[part] for request in other)
-    assert [request[0] for request in one] == sorted(request[0] for request in one)
-    assert max(prompt + output for _, prompt, output in one) < BLOCKS * BLOCK_SIZE
+        assert sorted(request[part] for request in first) == sorted(request[part] for request in second)
+    assert [request[0] for request in first] == sorted(request[0] for request in first)
+    assert max(prompt + output for _, prompt, output in first) < BLOCKS * BLOCK_SIZE
 
 
 def test_every_request_is_in_time_or_has_a_reason():

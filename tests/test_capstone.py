@@ -68,16 +68,16 @@ def test_the_course_s_engine_serves_every_workload_and_two_draws_share_no_token(
     for seed in (0, 1):
         for workload, model in cases(task, seed):
             run = course_run(DECLARED[task], workload, model)
-            assert not run.error and all(one.finished for one in run.requests.values()), workload.name
-            texts.append([one.output for one in run.requests.values()])
+            assert not run.error and all(request.finished for request in run.requests.values()), workload.name
+            texts.append([request.output for request in run.requests.values()])
     assert texts[0] != texts[len(texts) // 2]
 
 
 def test_the_stand_in_s_tokens_depend_on_every_key():
     model, prompt = KeyedModel("a"), [3, 1, 4, 1, 5, 9, 2, 6]
     assert model.alone(prompt, 5) != KeyedModel("b").alone(prompt, 5)
-    for place in range(len(prompt)):
-        other = [*prompt[:place], 50, *prompt[place + 1 :]]
+    for index in range(len(prompt)):
+        other = [*prompt[:index], 50, *prompt[index + 1 :]]
         assert model.keys_of(other)[-1] != model.keys_of(prompt)[-1]
     assert model.alone([*prompt, EOS], 3) != [], "EOS in a prompt ends nothing"
 
@@ -88,7 +88,7 @@ def test_texts_of_the_course_s_model_are_those_of_its_requests_alone():
     requests = [("Once upon a time, a brave", 9), ("Many hands", 3), ("Many hands", 5)]
     texts = try_engine(engine(), requests)
     assert texts == [
-        prompt + one.text for (prompt, _), one in zip(requests, generate_alone(requests).outputs, strict=True)
+        prompt + output.text for (prompt, _), output in zip(requests, generate_alone(requests).outputs, strict=True)
     ]
     wrong = engine(("if request.uncomputed == 0:", "if True:"), ("left = {}, self.max_tokens_per_step", "left = {}, 4"))
     with pytest.raises(ValueError, match="A chunk of a prompt yields no token"):
@@ -192,8 +192,8 @@ def steps_of_the_workflow():
 
 def test_the_workflow_checks_each_milestone_and_its_points_are_the_notebook_s():
     commands, report = steps_of_the_workflow()
-    assert [one["command"].split()[-1] for one in commands] == MILESTONES
-    assert all(one["max-score"] == 2 and one["timeout"] <= 10 for one in commands)
+    assert [step["command"].split()[-1] for step in commands] == MILESTONES
+    assert all(step["max-score"] == 2 and step["timeout"] <= 10 for step in commands)
     assert report["with"]["runners"].split(",") == MILESTONES
     assert set(report["env"]) == {f"{task.upper()}_RESULTS" for task in MILESTONES}
 
@@ -207,5 +207,5 @@ def test_the_workflow_s_command_passes_right_notebooks_and_fails_others(tmp_path
     for answers, code in [({"MyEngine": SOLUTION}, 0), ({}, 1), ({"MyEngine": "MyEngine = 1 / 0"}, 1)]:
         hand_in(tmp_path / path, notebook(CAPSTONE, answers))
         words = [sys.executable, *command.split()[1:]]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == code, done.stdout + done.stderr
+        result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode == code, result.stdout + result.stderr

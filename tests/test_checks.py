@@ -67,7 +67,7 @@ def test_the_reference_passes_and_every_misconception_gets_its_own_message(name,
 
 def test_messages_of_different_misconceptions_differ():
     for exercise in DECLARED.values():
-        messages = {one.message for one in exercise.misconceptions}
+        messages = {misconception.message for misconception in exercise.misconceptions}
         assert not [pair for pair in combinations(messages, 2) if pair[0].startswith(pair[1][:-1])]
 
 
@@ -103,11 +103,11 @@ def test_a_design_that_fails_on_the_practice_trace_fails_a_grade_on_a_kinder_one
 
 def test_every_task_has_right_answers_in_two_styles_and_wrong_ones():
     assert [task for task in TASKS if not RIGHT[task]] == []
-    assert set(WRONG) | {name for name, one in DECLARED.items() if one.misconceptions} == set(TASKS)
+    assert set(WRONG) | {name for name, exercise in DECLARED.items() if exercise.misconceptions} == set(TASKS)
 
 
 def test_calling_the_course_s_own_solution_is_said_in_every_task():
-    pairs = [(one, name) for one in DECLARED.values() for name in one.questions(0)[0][0].forbidden]
+    pairs = [(exercise, name) for exercise in DECLARED.values() for name in exercise.questions(0)[0][0].forbidden]
     assert len(pairs) > 20
     for exercise, name in pairs:
         own = resolve_name(name)
@@ -117,7 +117,7 @@ def test_calling_the_course_s_own_solution_is_said_in_every_task():
 
 def test_no_message_gives_the_solution_away():
     """Beside the student's own line, a message holds only texts from the checks' source, and results."""
-    texts = [one.message for exercise in DECLARED.values() for one in exercise.misconceptions]
+    texts = [misconception.message for exercise in DECLARED.values() for misconception in exercise.misconceptions]
     pieces = set()
     for exercise in DECLARED.values():
         tree = ast.parse(inspect.getsource(exercise.solution).strip())

@@ -90,7 +90,7 @@ def test_json_has_everything_about_an_output(embedded, capsys):
     outputs = Engine(*embedded).generate(["The quick brown fox", "What comes up"], params)
     for number, (line, output) in enumerate(zip(lines, outputs, strict=True)):
         assert 0 < line.pop("ttft") < line.pop("e2e") < 60
-        logprobs = [{int(id): value for id, value in one.items()} for one in line.pop("logprobs")]
+        logprobs = [{int(id): value for id, value in scores.items()} for scores in line.pop("logprobs")]
         for ours, theirs in zip(logprobs, output.logprobs, strict=True):
             assert ours == pytest.approx(theirs, abs=1e-4)
         names = ("prompt", "text", "token_ids", "finish_reason")
@@ -108,7 +108,7 @@ def test_the_outputs_of_a_prompt_are_printed_together(embedded, capsys):
     lines = json_lines(capsys)
     assert [(line["request_id"], line["index"]) for line in lines] == [(n, i) for n in range(2) for i in range(3)]
     params = SamplingParams(n=3, temperature=1, seed=5, max_tokens=15)
-    assert [line["text"] for line in lines] == [one.text for one in Engine(*embedded).generate(prompts, params)]
+    assert [line["text"] for line in lines] == [output.text for output in Engine(*embedded).generate(prompts, params)]
     assert len({line["text"] for line in lines}) > 2
     main([*prompts[:1], *options])  # one prompt, but several outputs: they cannot all grow on the last line
     assert capsys.readouterr().out == "".join(line["prompt"] + line["text"] + "\n" for line in lines[:3])

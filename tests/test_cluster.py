@@ -37,7 +37,7 @@ def cluster():
 def expected() -> dict[str, str]:
     """The texts of the two requests, each alone."""
     engine = embedded_engine()
-    return {name: engine.generate(PROMPT, SamplingParams(**one))[0].text for name, one in BODIES.items()}
+    return {name: engine.generate(PROMPT, SamplingParams(**body))[0].text for name, body in BODIES.items()}
 
 
 BODIES = {"greedy": GREEDY, "seeded": SEEDED}
@@ -46,7 +46,7 @@ BODIES = {"greedy": GREEDY, "seeded": SEEDED}
 def replicas(front) -> dict[str, dict]:
     """Return those that take requests, by name."""
     listed = httpx.get(f"{front.url}/replicas").json()
-    return {one["name"]: one for one in listed if one["state"] == "ready"}
+    return {replica["name"]: replica for replica in listed if replica["state"] == "ready"}
 
 
 def metric(front, name: str) -> float:
@@ -82,7 +82,7 @@ class User(threading.Thread):
 
 def assert_complete(readers: list[Reader], expected: dict[str, str]) -> None:
     """Check that each stream ends without an error and has the text of its request alone."""
-    assert [one.text for one in readers] == [expected[one.name] for one in readers]
+    assert [reader.text for reader in readers] == [expected[reader.name] for reader in readers]
 
 
 def wait_for_two(front, other_than: str | None = None) -> None:
@@ -94,8 +94,8 @@ def test_streams_go_on_when_a_replica_is_killed_or_hangs(cluster, expected, how)
     wait_for_two(cluster)
     lost, resumed = metric(cluster, "replicas_lost"), metric(cluster, "requests_resumed")
     readers = [Reader(cluster, name) for name in ("greedy", "seeded") * 4]
-    wait_until(lambda: all(len(one.chunks) > 5 for one in readers), "a stream did not begin")
-    running = {name: one["running"] for name, one in replicas(cluster).items()}
+    wait_until(lambda: all(len(reader.chunks) > 5 for reader in readers), "a stream did not begin")
+    running = {name: replica["running"] for name, replica in replicas(cluster).items()}
     assert min(running.values()) > 0
     victim, found = max(running, key=running.get), replicas(cluster)
     os.kill(found[victim]["pid"], how)
@@ -109,18 +109,18 @@ def test_a_rolling_restart_replaces_all_replicas_and_fails_no_stream(cluster, ex
     wait_for_two(cluster)
     old, lost = replicas(cluster), metric(cluster, "replicas_lost")
     users = [User(cluster, name) for name in ("greedy", "seeded")]
-    wait_until(lambda: all(len(one.readers) > 1 for one in users), "no stream has ended")
+    wait_until(lambda: all(len(user.readers) > 1 for user in users), "no stream has ended")
     assert httpx.post(f"{cluster.url}/replicas/restart", json={}).json() == {"replaced": list(old)}
     wait_until(
         lambda: len(found := replicas(cluster)) == 2 and not old.keys() & found.keys(),
         "the restart did not end",
         patience=400,
     )
-    for one in users:
-        one.stop()
+    for user in users:
+        user.stop()
     assert_complete([reader for user in users for reader in user.readers], expected)
     assert metric(cluster, "replicas_lost") == lost
-    assert not any(psutil.pid_exists(one["pid"]) for one in old.values())
+    assert not any(psutil.pid_exists(replica["pid"]) for replica in old.values())
 
 
 def test_no_process_listens_to_other_machines(cluster):
@@ -133,16 +133,17 @@ def test_no_process_listens_to_other_machines(cluster):
 
 def test_a_model_that_cannot_be_loaded_is_refused_with_the_reason_and_leaves_no_process():
     command = [sys.executable, "-m", "helpers.cluster", "--port", "0", "--replicas", "1", "--model", "./no-such-folder"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].startswith("helpers.cluster: Cannot load './no-such-folder'")
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 1
+    assert result.stderr.strip().splitlines()[-1].startswith("helpers.cluster: Cannot load './no-such-folder'")
 
 
 def test_replicas_end_with_a_front_that_is_killed_and_the_next_front_starts_at_once():
     with launch("--replicas", "1", module="helpers.cluster") as front:
         assert replicas(front)
         processes = psutil.Process(front.process.pid).children(recursive=True)
-        processes = [one for one in processes if "Agent" not in one.name()]  # Ray's own agents take a minute to end
+        # Ray's own agents take a minute to end
+        processes = [process for process in processes if "Agent" not in process.name()]
         front.process.kill()
     port = front.url.rpartition(":")[2]
     with launch("--replicas", "1", "--port", port, module="helpers.cluster") as front:
@@ -171,11 +172,11 @@ def nodes(monkeypatch):
 def test_replicas_run_on_several_nodes_and_streams_survive_the_loss_of_one(nodes, expected):
     options = ("--replicas", "2", "--pace", "0.01", "--ray-address", nodes.address)
     with launch(*options, module="helpers.cluster") as front:
-        listed = {one["node_id"]: name for name, one in replicas(front).items()}
+        listed = {replica["node_id"]: name for name, replica in replicas(front).items()}
         assert listed.keys() == {node.node_id for node in nodes.worker_nodes}
         readers = [Reader(front, name) for name in ("greedy", "seeded") * 2]
-        wait_until(lambda: all(len(one.chunks) > 5 for one in readers), "a stream did not begin")
-        assert all(one["running"] for one in replicas(front).values())
+        wait_until(lambda: all(len(reader.chunks) > 5 for reader in readers), "a stream did not begin")
+        assert all(replica["running"] for replica in replicas(front).values())
         victim = next(iter(nodes.worker_nodes))
         nodes.remove_node(victim, allow_graceful=False)
         assert_complete(readers, expected)

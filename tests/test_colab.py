@@ -172,9 +172,9 @@ class Machine:
         """Run the set-up cell twice, as a learner may. Return whether that succeeds, and what is printed."""
         command = [sys.executable, "-c", RUN_TWICE.format(cell=colab.set_up_cell(repository))]
         environment = self.environment | changes
-        done = subprocess.run(command, cwd=cwd or self.cwd, env=environment, capture_output=True, text=True)
-        shown = done.stdout.replace("Note: you may need to restart the kernel to use updated packages.\n", "")
-        return done.returncode == 0, shown + done.stderr
+        result = subprocess.run(command, cwd=cwd or self.cwd, env=environment, capture_output=True, text=True)
+        shown = result.stdout.replace("Note: you may need to restart the kernel to use updated packages.\n", "")
+        return result.returncode == 0, shown + result.stderr
 
     def execute(self, nb):
         """Run all cells of a notebook in a kernel."""

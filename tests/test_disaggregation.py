@@ -39,9 +39,9 @@ def test_each_token_is_computed_once_by_the_right_kind_of_replica(workload, numb
     assert comparable(result) == comparable(planned)
     lengths = [(len(request.prompt), request.output_tokens) for request in requests]
     assert sorted(zip(result.prompt_tokens, result.output_tokens, strict=True)) == sorted(lengths)
-    for one in result.requests:
-        moved = one.prompt_tokens * (one.output_tokens > 1)
-        assert one.arrival < one.first_token <= one.last_token - moved * seconds_per_token + 1e-9
+    for request in result.requests:
+        moved = request.prompt_tokens * (request.output_tokens > 1)
+        assert request.arrival < request.first_token <= request.last_token - moved * seconds_per_token + 1e-9
     assert len(result.iterations) == sum(numbers)
     if not any(result.preemptions):
         assert sum(result.computed_tokens[numbers[0] :]) == sum(output - 1 for _, output in lengths)
@@ -55,10 +55,12 @@ def test_the_times_of_one_prefill_replica_and_one_decode_replica_are_those_compu
     free = disaggregated(requests, config, PER_TOKEN)
     slow = disaggregated(requests, config, PER_TOKEN, seconds_per_token=0.2)
     # Prefill: 10 tokens until 2.0, then 20 + 10 until 6.0, then 20 until 9.0. Decode: 1.1 s for one row.
-    assert {one.prompt_tokens: one.first_token for one in free.requests} == {10: 2.0, 20: 6.0, 30: 9.0}
-    assert {one.prompt_tokens: one.last_token for one in free.requests} == pytest.approx({10: 4.2, 20: 7.1, 30: 9.0})
+    assert {request.prompt_tokens: request.first_token for request in free.requests} == {10: 2.0, 20: 6.0, 30: 9.0}
+    ends = {request.prompt_tokens: request.last_token for request in free.requests}
+    assert ends == pytest.approx({10: 4.2, 20: 7.1, 30: 9.0})
     # The transfers end at 2.0 + 2.0 and 6.0 + 4.0.
-    assert {one.prompt_tokens: one.last_token for one in slow.requests} == pytest.approx({10: 6.2, 20: 11.1, 30: 9.0})
+    ends = {request.prompt_tokens: request.last_token for request in slow.requests}
+    assert ends == pytest.approx({10: 6.2, 20: 11.1, 30: 9.0})
     assert free.computed_tokens == slow.computed_tokens == [60, 3]
 
 

@@ -58,7 +58,7 @@ def test_n_grams_of_a_growing_text_give_what_a_search_of_all_of_it_gives(text, k
 def simulate(
     proposer, rows: int, max_tokens: int, k: int = 4, next_token=lambda token_ids: len(token_ids) % 7, **config
 ):
-    """Return the engine after `rows` requests at once, in which a token depends on its place."""
+    """Return the engine after `rows` requests at once, in which a token depends on its position."""
     config = EngineConfig(max_batch_size=rows, speculative=proposer, num_speculative_tokens=k, **config)
     engine = Simulator(config, next_token=next_token)
     engine.generate([[9, row] for row in range(rows)], SamplingParams(max_tokens))
@@ -69,7 +69,7 @@ class Right:
     """Proposes what the simulated model generates."""
 
     def propose(self, token_ids, k):
-        return [(len(token_ids) + place) % 7 for place in range(k)]
+        return [(len(token_ids) + position) % 7 for position in range(k)]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 16])
@@ -132,7 +132,7 @@ def test_a_proposer_that_fails_costs_no_tokens_and_warns_once(proposal, reason):
         warnings.simplefilter("always")
         engine = simulate(Failing(), 3, max_tokens=30)
     assert engine.trace.output_tokens == 90 and engine.trace.drafted_tokens == 0
-    (message,) = [str(one.message) for one in caught]
+    (message,) = [str(warning.message) for warning in caught]
     assert "The proposer Failing made no usable proposal" in message and reason in message
 
 
@@ -184,7 +184,7 @@ def test_the_draft_model_stops_at_the_end_of_its_context():
 
 
 def test_a_draft_model_changes_no_token_and_saves_passes():
-    engine, plain = (Engine(config=EngineConfig(max_batch_size=16, speculative=one)) for one in ("draft", None))
+    engine, plain = (Engine(config=EngineConfig(max_batch_size=16, speculative=draft)) for draft in ("draft", None))
     params = [SamplingParams(30, temperature=0.8 * (row % 2), seed=2) for row in range(len(PROMPTS))]
     outputs, expected = engine.generate(PROMPTS, params), plain.generate(PROMPTS, params)
     assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]

@@ -49,9 +49,7 @@ def run(engine) -> list:
 
 def test_every_output_of_a_small_run():
     engine = letters_engine(max_batch_size=2, max_tokens_per_step=4)
-    a, b, c = (
-        engine.add_request(prompt, one) for prompt, one in zip(["ab", "defg", "c"], params(3, 9, 1), strict=True)
-    )
+    a, b, c = map(engine.add_request, ["ab", "defg", "c"], params(3, 9, 1))
     steps = []
     while engine.has_unfinished_requests():
         steps.append([(o.request_id, o.new_text, o.text, o.finish_reason) for o in engine.step()])
@@ -343,8 +341,8 @@ def test_a_policy_that_fails_ends_all_requests_and_the_engine_continues_exactly(
         fails = False
 
         def order(self, waiting, running):
-            for place, sequence in enumerate(waiting):
-                if place and self.fails:
+            for index, sequence in enumerate(waiting):
+                if index and self.fails:
                     raise LookupError("no plan")
                 yield sequence
 

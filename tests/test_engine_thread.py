@@ -30,14 +30,14 @@ async def test_places_are_taken_before_prompts_are_tokenized():
 
         thread.engine.validator.validate = slow
         waiting = [asyncio.ensure_future(submit(thread, "a", 2, str(n))) for n in range(20)]
-        await wait_until(lambda: validated and sum(one.done() for one in waiting) == 17)
+        await wait_until(lambda: validated and sum(future.done() for future in waiting) == 17)
         assert len(validated) == 1, "one after another"
         proceed.set()
         results = await asyncio.gather(*waiting, return_exceptions=True)
-        assert len(validated) == 3 and sum(isinstance(one, QueueFull) for one in results) == 17
-        for one in results:
-            if not isinstance(one, QueueFull):
-                assert await texts(one) == {0: "bc"}
+        assert len(validated) == 3 and sum(isinstance(result, QueueFull) for result in results) == 17
+        for result in results:
+            if not isinstance(result, QueueFull):
+                assert await texts(result) == {0: "bc"}
         assert is_empty(thread)
 
 
@@ -87,7 +87,7 @@ async def test_draining_finishes_the_accepted_requests_within_its_grace_and_fail
         draining = asyncio.ensure_future(thread.drain(PATIENCE))
         await asyncio.sleep(0)
         thread.model.allowed.release(100)
-        assert [await texts(one) for one in streams] == [{0: "bcd"}] * 4
+        assert [await texts(stream) for stream in streams] == [{0: "bcd"}] * 4
         await draining
     async with running(shut=True) as thread:
         stream = await submit(thread, "a", 3)

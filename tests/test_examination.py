@@ -64,8 +64,8 @@ def earned(tmp_path, nb, limits=LIMITS):
     return {task.name: task.earned for task in grade_cells(cells_from(tmp_path, nb), limits, "seed", False)}
 
 
-def place_of(nb, name):
-    return next(place for place, cell in enumerate(nb.cells) if nbgrader_of(cell).get("grade_id") == name)
+def index_of(nb, name):
+    return next(index for index, cell in enumerate(nb.cells) if nbgrader_of(cell).get("grade_id") == name)
 
 
 ALL = {"left_pad": 3, "position_ids": 3}
@@ -86,10 +86,10 @@ def test_own_cells_before_right_answers_cost_no_points(tmp_path, clock, cells):
 def test_only_added_cells_are_charged_and_each_task_anew(tmp_path, clock):
     answers = answers_of(TWO)
     nb = notebook(TWO, answers | {"position_ids": "sleep(50)"})
-    place = place_of(nb, "position_ids")
-    with_cells(nb, [answers["position_ids"]], place + 1)  # after 50 s of an answer cell
+    index = index_of(nb, "position_ids")
+    with_cells(nb, [answers["position_ids"]], index + 1)  # after 50 s of an answer cell
     with_cells(nb, ["sleep(55)"] * 3, 1)
-    nb.cells += [nb.cells[place + 3]] * 4  # copies of an answer cell
+    nb.cells += [nb.cells[index + 3]] * 4  # copies of an answer cell
     assert earned(tmp_path, nb, replace(LIMITS, added_seconds=40)) == ALL | {"": 0}
     assert clock.now == 55 + 50 + 50
 
@@ -100,7 +100,7 @@ def test_a_crash_after_minutes_of_cells_costs_its_own_task_and_before_a_check_no
 ):
     answers = answers_of(TWO)
     nb = notebook(TWO, answers | ({"left_pad": answers["left_pad"] + "\ndie()"} if is_in_the_answer else {}))
-    with_cells(nb, [] if is_in_the_answer else ["die()"], place_of(nb, "test_left_pad"))
+    with_cells(nb, [] if is_in_the_answer else ["die()"], index_of(nb, "test_left_pad"))
     assert earned(tmp_path, with_cells(nb, ["sleep(52)"] * 6, 1)) == ALL | cost
     assert clock.now == 2 * 6 * 52, "the cells ran again, once"
 
@@ -119,8 +119,8 @@ def test_the_best_copy_of_a_task_counts_and_its_page_shows_all_work(tmp_path, cl
     right = answers_of(TWO)["left_pad"]
     texts = {"right": right, "wrong": "def left_pad(*arguments): return None"}
     nb = notebook(TWO, answers_of(TWO) | {"left_pad": texts[first]})
-    place = place_of(nb, "left_pad")
-    copies = copy.deepcopy(nb.cells[place : place + 2])
+    index = index_of(nb, "left_pad")
+    copies = copy.deepcopy(nb.cells[index : index + 2])
     copies[0].source = texts[second]
     nb.cells += copies
     tasks = {task.name: task for task in grade_cells(cells_from(tmp_path, nb), LIMITS, "seed", False)}

@@ -23,7 +23,7 @@ OLDEST = transformers.__version__.startswith("4.")
 if not OLDEST:
     RECOGNIZED.add("gemma")  # transformers 4 scales its embeddings outside of them
 COMPILED = [False] if kernels.unavailable() else [False, True]
-in_both_ways = pytest.mark.parametrize("compiled", COMPILED, ids=lambda one: "kernels" if one else "PyTorch")
+in_both_ways = pytest.mark.parametrize("compiled", COMPILED, ids=lambda compiled: "kernels" if compiled else "PyTorch")
 
 
 def make_runner(model, compiled: bool = False) -> RaggedRunner:
@@ -44,15 +44,15 @@ def call_as_usual(runner: RaggedRunner) -> None:
 
 def two_passes(runner: RaggedRunner) -> list[torch.Tensor]:
     """Return the logits of two passes over three sequences: chunks first, then a decode, a chunk and a prompt."""
-    one, other, third = (Sequence(name, list(range(3, 3 + n)), 9) for name, n in [("a", 11), ("b", 20), ("c", 5)])
-    tables = {one: [0, 1, 2], other: [7, 5, 3, 9, 11], third: [4, 6]}
+    first, second, third = (Sequence(name, list(range(3, 3 + n)), 9) for name, n in [("a", 11), ("b", 20), ("c", 5)])
+    tables = {first: [0, 1, 2], second: [7, 5, 3, 9, 11], third: [4, 6]}
     logits = []
-    for sizes in ({one: 11, other: 13}, {one: 1, other: 7, third: 5}):
+    for sizes in ({first: 11, second: 13}, {first: 1, second: 7, third: 5}):
         chunks = [Chunk(sequence, tokens, tables[sequence]) for sequence, tokens in sizes.items()]
         logits.append(runner.forward(Plan(chunks)))
         for chunk in chunks:
             chunk.sequence.computed += chunk.tokens
-        one.token_ids.append(40)
+        first.token_ids.append(40)
     return logits
 
 
@@ -72,9 +72,9 @@ def test_an_executor_gives_the_model_s_logits(name, compiled):
     assert has_executor(runner)
     actual = two_passes(runner)
     call_as_usual(runner)
-    for one, expected in zip(actual, two_passes(runner), strict=True):
-        assert one.shape == expected.shape
-        assert (one - expected).abs().max() <= 1e-5 * (expected.max() - expected.min())
+    for logits, expected in zip(actual, two_passes(runner), strict=True):
+        assert logits.shape == expected.shape
+        assert (logits - expected).abs().max() <= 1e-5 * (expected.max() - expected.min())
 
 
 @in_both_ways
@@ -88,9 +88,9 @@ def test_in_bfloat16_an_executor_is_as_close_to_float32_as_the_model_is(compiled
         assert has_executor(runner)
         actual = two_passes(runner)
         call_as_usual(runner)
-        for one, usual, expected in zip(actual, two_passes(runner), two_passes(exact), strict=True):
-            assert one.dtype == torch.bfloat16
-            ratios.append((one - expected).abs().mean() / (usual - expected).abs().mean())
+        for logits, usual, expected in zip(actual, two_passes(runner), two_passes(exact), strict=True):
+            assert logits.dtype == torch.bfloat16
+            ratios.append((logits - expected).abs().mean() / (usual - expected).abs().mean())
     assert sum(ratios) / len(ratios) < 1.1
 
 
@@ -152,7 +152,7 @@ def test_a_hook_is_called_although_the_model_is_known():
         actual = two_passes(runner)
         hook.remove()
         assert len(calls) == 2
-        assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(actual, expected, strict=True))
+        assert all(torch.allclose(*pair, atol=1e-4) for pair in zip(actual, expected, strict=True))
         two_passes(runner)
         assert len(calls) == 2, "the hook is gone"
         calls.clear()

@@ -121,9 +121,11 @@ def test_a_copy_of_the_course_s_own_function_is_no_right_answer():
     passed = set()
     for task, exercise in EXERCISES.items():
         questions = exercise.questions(0) if isinstance(exercise, Exercise) else []
-        own = {one.__name__: one for name in questions and questions[0][0].forbidden for one in [resolve_name(name)]}
+        functions = [resolve_name(name) for name in questions and questions[0][0].forbidden]
+        own = {function.__name__: function for function in functions}
         copies = {
-            name: FunctionType(one.__code__, dict(one.__globals__), name, one.__defaults__) for name, one in own.items()
+            name: FunctionType(function.__code__, dict(function.__globals__), name, function.__defaults__)
+            for name, function in own.items()
         }
         for copy in copies.values():
             copy.__globals__.update(copies)

@@ -22,19 +22,19 @@ RIGHT, UNTOUCHED = text_of(TWO), text_of(TWO, {})
 LESSON = (ROOT / "notebooks" / f"{TWO}.ipynb").read_text(encoding="utf-8")
 
 
-def lay_out(place, files):
+def lay_out(target, files):
     """Write files, {path: text or bytes}, into a folder or, if its name ends so, into a .zip."""
-    if place.suffix == ".zip":
-        with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED) as archive:
+    if target.suffix == ".zip":
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in files.items():
                 archive.writestr(name, content)
     else:
         for number, (name, content) in enumerate(files.items()):
-            path = place / name
+            path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
             os.utime(path, (10**9 + number, 10**9 + number))  # each newer than the one before
-    return place
+    return target
 
 
 def zipped(files):

@@ -76,8 +76,11 @@ def stretches(skip: bool, one_by_one: Scheduler | None = None) -> Iterator[None]
 def state(replica: SimulatedReplica) -> tuple:
     """Return everything that later plans depend on, and what is counted."""
     scheduler = replica.scheduler
-    running = [(one.request_id, one.computed, one.token_ids, one.token_times) for one in scheduler.running]
-    waiting = [(one.request_id, one.waited) for one in scheduler.waiting]
+    running = [
+        (sequence.request_id, sequence.computed, sequence.token_ids, sequence.token_times)
+        for sequence in scheduler.running
+    ]
+    waiting = [(sequence.request_id, sequence.waited) for sequence in scheduler.waiting]
     return running, waiting, scheduler.waiting.step, replica.time, replica.iterations, replica.preemptions
 
 
@@ -108,7 +111,10 @@ def test_a_replica_has_the_times_of_the_simulator(workload):
     arrivals = [request.arrival for request in requests]
     trace = simulate([request[1:3] for request in requests], config, arrivals, COST)
     expected = request_metrics(trace, dict(enumerate(arrivals)))
-    times = (sorted((one.ttft, one.e2e, one.tpot or 0.0) for one in run) for run in (result.requests, expected))
+    times = (
+        sorted((request.ttft, request.e2e, request.tpot or 0.0) for request in run)
+        for run in (result.requests, expected)
+    )
     assert next(times) == next(times)
     assert result.iterations == [trace.steps]
 
@@ -150,7 +156,8 @@ def test_a_simulated_fleet_routes_as_replicas_in_lock_step_do(workload, router):
     at_steps = [request._replace(arrival=float(step)) for request, step in zip(requests, steps, strict=True)]
     simulate_fleet(at_steps, config, CostModel(iterations=1.0), 2, fleet)
     replicas = LockstepReplicas([Simulator(config) for _ in range(2)], lockstep)
-    prompts, params = [one.prompt for one in requests], [SamplingParams(one.output_tokens) for one in requests]
+    prompts = [request.prompt for request in requests]
+    params = [SamplingParams(request.output_tokens) for request in requests]
     generate(replicas, prompts, params, steps)
     assert fleet.free_rows == lockstep.free_rows
     assert fleet.loads == lockstep.loads
@@ -160,7 +167,8 @@ def test_a_simulated_fleet_routes_as_replicas_in_lock_step_do(workload, router):
 def test_goodput_counts_the_requests_within_all_limits():
     config, cost = EngineConfig(max_batch_size=1), CostModel(iterations=1.0)
     result = simulate_fleet([TimedRequest(0.0, 1, 4), TimedRequest(1.0, 1, 1)], config, cost, 1, RoundRobin())
-    assert [(one.ttft, one.tpot, one.e2e) for one in result.requests] == [(1.0, 1.0, 4.0), (4.0, None, 4.0)]
+    times = [(request.ttft, request.tpot, request.e2e) for request in result.requests]
+    assert times == [(1.0, 1.0, 4.0), (4.0, None, 4.0)]
     assert result.seconds == 5.0
     assert result.goodput(ttft=1.0) == result.goodput(ttft=1.0, tpot=1.0) == 1 / 5
     assert result.within(ttft=4.0) == 1.0
@@ -180,5 +188,6 @@ def test_goodput_counts_the_requests_within_all_limits():
     ],
 )
 def test_a_fleet_says_what_is_wrong_with_a_trace(requests, settings, reason):
+    trace = [TimedRequest(*request) for request in requests]
     with pytest.raises(ValueError, match=reason):
-        simulate_fleet([TimedRequest(*one) for one in requests], EngineConfig(**settings), COST, 1, RoundRobin())
+        simulate_fleet(trace, EngineConfig(**settings), COST, 1, RoundRobin())

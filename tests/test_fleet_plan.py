@@ -11,9 +11,9 @@ run_plan = cache(fleet_plan.run_plan)
 
 
 def test_every_trace_has_as_many_pages_and_other_requests():
-    one, other = trace(0), trace(1)
-    assert len(one) == len(other) == REQUESTS and one != other
-    for requests in (one, other):
+    first, second = trace(0), trace(1)
+    assert len(first) == len(second) == REQUESTS and first != second
+    for requests in (first, second):
         assert sum(request.prompt == PAGE for request in requests) == REQUESTS // 10
 
 

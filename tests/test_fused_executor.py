@@ -70,7 +70,7 @@ def run(engine: Engine, monkeypatch, fused: bool = True, prompts: list = PROMPTS
 
 
 def are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+    return all(torch.equal(*pair) for pair in zip(some, others, strict=True))
 
 
 # --- bits -------------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_beyond_these_rows_the_blocks_are_computed_in_many_calls(dtype, calls, m
     assert calls and max(calls) <= 11 < max(map(len, logits)), "with 16 rows, another product is faster"
     if dtype is torch.float32:
         expected = run(make_engine(linear_backend="pytorch", max_batch_size=16), monkeypatch)
-        assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(logits, expected, strict=True))
+        assert all(torch.allclose(*pair, atol=1e-4) for pair in zip(logits, expected, strict=True))
 
 
 # --- copies and changes -----------------------------------------------------------------------------------------------

@@ -91,8 +91,8 @@ def unreadable(folder, *names):
 @pytest.fixture
 def quick(monkeypatch):
     """Grade in this process: one of its own imports PyTorch for seconds."""
-    one = examiners.grade_one
-    monkeypatch.setattr(grade, "grade_all", lambda all_, options, jobs: (one(each, options) for each in all_))
+    grade_one = examiners.grade_one
+    monkeypatch.setattr(grade, "grade_all", lambda all_, options, jobs: (grade_one(each, options) for each in all_))
 
 
 def rows_of(out, *columns):
@@ -104,12 +104,12 @@ def rows_of(out, *columns):
 def test_the_table_and_the_terminal_get_no_formula_and_no_escape_sequence(tmp_path, monkeypatch, capsys):
     evil, out = "=cmd|'\x1b]0;title\x07'!A1", tmp_path / "out"
     folder = unreadable(tmp_path / "in", f"{evil}/{TWO}.ipynb", f"dan/{TWO}.ipynb", "@eve\x1b[2J/x.ipynb")
-    one = examiners.grade_one
+    grade_one = examiners.grade_one
 
     def graded(submissions, options, jobs):
         for each in submissions:
             note = {} if each.student == "dan" else {"note": "stop: \x1b[31mred\x9b\u202e\n=1+1"}
-            yield replace(one(each, options), **note)
+            yield replace(grade_one(each, options), **note)
 
     monkeypatch.setattr(grade, "grade_all", graded)
     grade.main(["grade", str(folder), "--no-sandbox", "--out", str(out), "--seed", "7"])
@@ -210,7 +210,7 @@ def test_points_that_cannot_be_given_are_refused_and_nothing_changes(memos, text
 def test_what_cannot_be_graded_is_refused(tmp_path):
     folder, out = unreadable(tmp_path / "week", f"ada_{ONE}.ipynb"), tmp_path / "grades"
     (tmp_path / "empty" / "hw").mkdir(parents=True)
-    for place, choice, message in [
+    for path, choice, message in [
         (folder, grade.Choice(["ada", "eve"]), r"no submission of 'eve'.*ada"),
         (folder, grade.Choice(assignments=["essay"]), f"no assignment 'essay', only .*{ONE}"),
         (folder, grade.Choice(roster=tmp_path / "none.csv"), "no file"),
@@ -218,7 +218,7 @@ def test_what_cannot_be_graded_is_refused(tmp_path):
         (tmp_path / "submitted", grade.Choice(), "no folder"),
     ]:
         with pytest.raises(ValueError, match=message):
-            grade.grade(place, out, OPTIONS, choice)
+            grade.grade(path, out, OPTIONS, choice)
     out.mkdir()
     for table in ("name;points\neve;3\n", ",".join(COLUMNS) + "\neve\n"):
         (out / "grades.csv").write_text(table)
@@ -236,7 +236,7 @@ def test_without_a_sandbox_grading_says_how_to_get_one(tmp_path, monkeypatch):
 def test_a_default_seed_cannot_be_guessed(tmp_path, monkeypatch):
     """Of 10^6 seeds, a submission had tried all within 20 s, and knew the future of a contest's trace."""
     seeds, run = [], grade.Run([], [], [])
-    monkeypatch.setattr(grade, "grade", lambda place, out, options, *rest: seeds.append(options.seed) or run)
+    monkeypatch.setattr(grade, "grade", lambda path, out, options, *rest: seeds.append(options.seed) or run)
     for _ in "ab":
         grade.main(["grade", str(tmp_path), "--out", str(tmp_path)])
     assert len(set(seeds)) == 2 and all(len(bytes.fromhex(seed)) == 16 for seed in seeds)

@@ -96,7 +96,7 @@ def cache_of(*layers):
     return cache
 
 
-@pytest.mark.parametrize("task", [name for name, one in EXERCISES.items() if isinstance(one, Exercise)])
+@pytest.mark.parametrize("task", [name for name, exercise in EXERCISES.items() if isinstance(exercise, Exercise)])
 def test_a_right_answer_passes_when_its_results_are_sent(task):
     for function in RIGHT[task].values():
         verdict = examine(EXERCISES[task], lambda question, each=function: decode(encode(answer(question, each))))

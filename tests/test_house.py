@@ -67,8 +67,8 @@ def run(module, *arguments):
 @pytest.mark.parametrize("code", LIGHT)
 def test_what_needs_no_model_loads_none_of_the_heavy_packages(code):
     program = f"{RUN}\n{code}\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.split())
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(result.stdout.split())
     assert "helpers" in loaded
     assert not loaded & LIGHT[code]
 

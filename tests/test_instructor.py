@@ -83,8 +83,8 @@ def handed_out(tmp_path_factory):
     """What `make handout` packs, unpacked."""
     folder = tmp_path_factory.mktemp("handout")
     command = ["make", "--no-print-directory", "-C", ROOT, "handout", f"ZIP={folder / 'course.zip'}"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
     with zipfile.ZipFile(folder / "course.zip") as archive:
         archive.extractall(folder / "course")
     return folder / "course"
@@ -114,11 +114,11 @@ def test_the_site_has_neither_the_instructor_s_page_nor_a_link_to_it():
 @pytest.mark.slow
 def test_a_copy_for_students_collects_the_tests_that_need_no_solutions(handed_out):
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", ""]
-    done = subprocess.run(command, cwd=handed_out, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:]
-    assert "test_engine.py" in done.stdout and "test_grading.py" not in done.stdout
-    done = subprocess.run([*command[:3], "-q", "-k", "link_leads", "tests/test_readme.py"], cwd=handed_out)
-    assert done.returncode == 0, "a page links to what is not handed out"
+    result = subprocess.run(command, cwd=handed_out, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-2000:]
+    assert "test_engine.py" in result.stdout and "test_grading.py" not in result.stdout
+    result = subprocess.run([*command[:3], "-q", "-k", "link_leads", "tests/test_readme.py"], cwd=handed_out)
+    assert result.returncode == 0, "a page links to what is not handed out"
 
 
 MINE = '''"""My own exercise."""
@@ -156,8 +156,8 @@ def test_an_exercise_of_one_s_own_that_follows_the_page_s_steps_passes_the_tests
     answers.write_text(answers.read_text().replace("    lesson_18,\n", "    lesson_18,\n    mine,\n"))
 
     nb = nbformat.read(ROOT / "notebooks/exercises/source/2_static_batching/2_static_batching.ipynb", as_version=4)
-    place = next(place for place, cell in enumerate(nb.cells) if cell.metadata.get("nbgrader", {}).get("solution"))
-    first, set_up, imports, text, solution, check = *nb.cells[:3], *nb.cells[place - 1 : place + 2]
+    index = next(index for index, cell in enumerate(nb.cells) if cell.metadata.get("nbgrader", {}).get("solution"))
+    first, set_up, imports, text, solution, check = *nb.cells[:3], *nb.cells[index - 1 : index + 2]
     first.source, imports.source, text.source = "**Time:** about 5 minutes.", "from helpers.checks import check", TEXT
     solution.source, check.source = f"def double(number):\n{SOLVED}", 'assert check("double", double)'
     solution.metadata.nbgrader.grade_id, check.metadata.nbgrader.grade_id = "double", "test_double"
@@ -170,8 +170,8 @@ def test_an_exercise_of_one_s_own_that_follows_the_page_s_steps_passes_the_tests
     (tmp_path / "INSTRUCTOR.md").write_text(page, encoding="utf-8")
 
     def run(*command):
-        done = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
+        result = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True)
+        assert result.returncode == 0, (result.stdout + result.stderr)[-2000:]
 
     run("notebooks/exercises/grade.py", "release")
     # What a new notebook cannot change.

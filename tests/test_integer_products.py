@@ -42,9 +42,9 @@ def integer_layer(*args, **kwargs) -> IntegerLinear:
     return round_inputs(QuantizedLinear(layer_of(*args, **kwargs), "int8"))
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """Return whether numbers are equal, or NaN in both."""
-    return one.dtype is other.dtype and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return actual.dtype is expected.dtype and bool(((actual == expected) | (actual.isnan() & expected.isnan())).all())
 
 
 def difficult_rows(rows: int, inputs: int) -> torch.Tensor:

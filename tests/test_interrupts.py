@@ -100,11 +100,11 @@ def test_a_stream_that_is_closed_in_the_middle_of_an_iteration_leaves_at_its_end
 
 
 def test_a_second_interrupt_is_not_deferred():
-    done = []
+    reached = []
     with pytest.raises(KeyboardInterrupt), deferred(), deferred():
         signal.raise_signal(signal.SIGINT)
-        done.append("first")
+        reached.append("first")
         signal.raise_signal(signal.SIGINT)
-        done.append("second")
-    assert done == ["first"]
+        reached.append("second")
+    assert reached == ["first"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -203,7 +203,7 @@ def test_every_query_attends_to_the_keys_before_it_within_the_window(
             queries, keys = torch.arange(past, past + tokens)[:, None], torch.arange(past + tokens)
             mask = (keys <= queries) & (keys > queries - (window or math.inf))
             own = (query[:, start : start + tokens], cache.keys[:, slots], cache.values[:, slots])
-            q, k, v = (one[None].float() for one in own)
+            q, k, v = (tensor[None].float() for tensor in own)
             expected = scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True)[0].transpose(0, 1)
             difference = (output[start : start + tokens].float() - expected).abs().max()
             assert difference < tolerance, (window, tokens, past)  # NaN, from an unwritten slot, fails, too
@@ -302,8 +302,8 @@ def test_an_activation_is_that_of_float32_rounded_once(dtype, tolerance, shape, 
     expected = ACTIVATIONS[kind](x.double())
     exact = {"rtol": tolerance, "atol": tolerance}
     beside = torch.cat([x, factor], dim=1).split(shape[1], dim=1)  # as one layer computes both
-    for one in (beside, (x.clone(), factor)):
-        torch.testing.assert_close(kernels.activate(*one, kind), (expected * factor.double()).to(dtype), **exact)
+    for operands in (beside, (x.clone(), factor)):
+        torch.testing.assert_close(kernels.activate(*operands, kind), (expected * factor.double()).to(dtype), **exact)
     assert kernels.activate(x, None, kind) is x
     torch.testing.assert_close(x, expected.to(dtype), **exact)
 

@@ -40,9 +40,9 @@ def reports(tmp_path_factory) -> dict[str, dict]:
         for path in (copy / "features").glob(f"{name}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     names = [str(folder / name) for name in (BARE, *FEATURES)]
-    done = subprocess.run([sys.executable, use_copy.__file__, *names], cwd=folder, capture_output=True, text=True)
+    result = subprocess.run([sys.executable, use_copy.__file__, *names], cwd=folder, capture_output=True, text=True)
     files = {name: folder / name / "report.json" for name in (BARE, *FEATURES)}
-    assert all(file.exists() for file in files.values()), done.stderr
+    assert all(file.exists() for file in files.values()), result.stderr
     return {name: json.loads(file.read_text()) for name, file in files.items()}
 
 

@@ -16,8 +16,8 @@ def iterations_until(server, num_finished: int) -> list[int]:
     with httpx.stream("GET", server.url + "/events", timeout=PATIENCE) as watched:
         for message in events_of(watched.iter_lines()):
             messages.append(message)
-            if sum(len(one["finished"]) for one in messages) >= num_finished:
-                return [one["n"] for message in messages for one in message["iterations"]]
+            if sum(len(message["finished"]) for message in messages) >= num_finished:
+                return [iteration["n"] for message in messages for iteration in message["iterations"]]
 
 
 def test_a_listener_that_comes_later_gets_the_last_iterations_and_then_new_ones_without_a_gap():
@@ -55,4 +55,4 @@ async def test_a_listener_that_has_read_nothing_for_a_while_gets_all_iterations_
         await anext(events)
         await texts(await submit(thread, "a", 9))
         (event,) = events_of([await anext(events)])
-        assert [one["n"] for one in event["iterations"]] == list(range(9))
+        assert [iteration["n"] for iteration in event["iterations"]] == list(range(9))

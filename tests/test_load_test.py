@@ -351,8 +351,8 @@ def test_the_command_line_sweeps_with_new_texts_of_the_same_lengths(capsys):
         assert main(["--url", stub.url, "--sweep", "50", "100", "--requests", "5", "--mix", "write"]) == 0
     first, second = stub.bodies[:5], stub.bodies[5:]
     for key, same in ("max_tokens", True), ("prompt", False):
-        one, other = (sorted(body[key] for body in bodies) for bodies in (first, second))
-        assert (one == other) is same
+        earlier, later = (sorted(body[key] for body in bodies) for bodies in (first, second))
+        assert (earlier == later) is same
     assert capsys.readouterr().out.count("<- knee") == 1
 
 

@@ -64,13 +64,13 @@ def generate(replicas: LockstepReplicas, prompts: list, params, arrivals=None, k
 def run(router, prompts: list[list[int]], num_replicas: int = 4) -> LockstepReplicas:
     """Run prompts, two of which arrive in every step."""
     replicas = LockstepReplicas(simulators(num_replicas), router)
-    generate(replicas, prompts, SamplingParams(max_tokens=16), [place // 2 for place in range(len(prompts))])
+    generate(replicas, prompts, SamplingParams(max_tokens=16), [index // 2 for index in range(len(prompts))])
     return replicas
 
 
 def computed_tokens(replicas: LockstepReplicas) -> list[int]:
     """Return how many tokens each replica computed."""
-    return [sum(one.tokens for one in engine.trace.passes) for engine in replicas.engines]
+    return [sum(forward_pass.tokens for forward_pass in engine.trace.passes) for engine in replicas.engines]
 
 
 def imbalance(replicas: LockstepReplicas) -> float:
@@ -99,7 +99,7 @@ def test_one_popular_prefix_overloads_a_replica_and_the_weight_of_the_load_preve
 # --- killed replicas ------------------------------------------------------------------------------------------------
 
 
-GREEDY = [SamplingParams(max_tokens=1 + 7 * place % 30) for place in range(len(PROMPTS))]
+GREEDY = [SamplingParams(max_tokens=1 + 7 * index % 30) for index in range(len(PROMPTS))]
 
 
 def engines(pair, number: int = 3, **settings) -> list[Engine]:
@@ -154,7 +154,7 @@ def test_a_resumed_output_is_the_one_without_a_break(embedded, kind):
             assert resumed.new_token_ids == output.token_ids
             assert resumed.new_text == output.text
             assert resumed.finish_reason == output.finish_reason
-            assert [set(one) for one in resumed.new_logprobs] == [set(one) for one in output.logprobs]
+            assert [set(scores) for scores in resumed.new_logprobs] == [set(scores) for scores in output.logprobs]
             assert (resumed.prompt_logprobs is None) == (output.prompt_logprobs is None)
             assert len(resumed.prompt_logprobs or []) == len(output.prompt_logprobs or [])
 

@@ -57,7 +57,8 @@ def test_the_race_takes_the_expected_numbers_of_forward_passes_and_slot_steps(
     model = CountingModel(context=128, eos_token_id=99)  # no request ends early
     trace = loop([("abcdefg", 100 if row % 8 == 0 else 10) for row in range(32)], 8, model, letters[1]).trace
     assert (trace.forward_passes, trace.slot_steps) == (passes, 8 * passes)
-    assert sum(any(row.work == "prefill" for row in one.row_steps) for one in trace.passes) == prefills
+    with_prefill = [any(row.work == "prefill" for row in forward_pass.row_steps) for forward_pass in trace.passes]
+    assert sum(with_prefill) == prefills
     assert (trace.output_tokens, trace.prompt_tokens) == (680, 32 * 7)
     assert (trace.work["prefill"], trace.work["decode"], trace.work["finished"]) == (32, 648, finished)
     assert trace.work.total() == trace.slot_steps

@@ -22,8 +22,8 @@ def run(*command, **more):
 
 
 def test_make_lists_its_commands_without_an_error_in_a_folder_without_tests(tmp_path):
-    done = run("make", "--file", ROOT / "Makefile", cwd=tmp_path)
-    assert "make course " in done.stdout and done.stderr == ""
+    result = run("make", "--file", ROOT / "Makefile", cwd=tmp_path)
+    assert "make course " in result.stdout and result.stderr == ""
 
 
 @pytest.mark.parametrize("version", [(3, 10), (3, 15)])
@@ -34,9 +34,9 @@ def test_a_python_without_the_tested_packages_is_refused_before_anything_is_inst
     code = f"import sys; sys.version_info = (*{version}, 0); exec(sys.argv[1])"
     other.write_text(f'#!/bin/sh\n[ "$1" = -c ] || exit 3\nexec {sys.executable} -c "{code}" "$2"\n')
     other.chmod(0o755)
-    done = run("make", "-f", ROOT / "Makefile", "lab", f"PYTHON={other}", cwd=tmp_path)
-    assert done.returncode != 0
-    assert "needs Python 3.11 to 3.14" in done.stderr and "make PYTHON=python3.12" in done.stderr
+    result = run("make", "-f", ROOT / "Makefile", "lab", f"PYTHON={other}", cwd=tmp_path)
+    assert result.returncode != 0
+    assert "needs Python 3.11 to 3.14" in result.stderr and "make PYTHON=python3.12" in result.stderr
     assert not (tmp_path / ".venv").exists()
 
 
@@ -51,8 +51,8 @@ def test_the_link_to_the_package_needs_no_network_and_leaves_copies_of_the_packa
     Path(packages, "others.pth").write_text(sysconfig.get_path("purelib"))
     (link,) = re.findall(r"^LINK := (.*)$", MAKEFILE, re.MULTILINE)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = run(python, "-m", "pip", "install", "--no-index", *link.split(), cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
+    result = run(python, "-m", "pip", "install", "--no-index", *link.split(), cwd=tmp_path, env=environment)
+    assert result.returncode == 0, result.stderr
     found = run(python, "-c", "import helpers; print(helpers.__file__)", cwd="/", env=environment)
     assert found.stdout.strip() == str(tmp_path / "helpers" / "__init__.py")
     (tmp_path / "copy").mkdir()
@@ -65,8 +65,8 @@ def test_the_link_to_the_package_needs_no_network_and_leaves_copies_of_the_packa
 
 
 def test_the_workflows_follow_githubs_schema():
-    done = run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
-    assert done.returncode == 0, done.stdout
+    result = run(sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)

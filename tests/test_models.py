@@ -224,6 +224,6 @@ def test_a_clone_has_the_same_weights_and_other_modules(name):
     clone = clone_sharing_weights(model)
     cloned, original = dict(clone.named_parameters()), dict(model.named_parameters())
     assert cloned.keys() == original.keys() and all(cloned[name] is original[name] for name in cloned)
-    assert all(one is other for one, other in zip(clone.buffers(), model.buffers(), strict=True))
+    assert all(cloned_buffer is buffer for cloned_buffer, buffer in zip(clone.buffers(), model.buffers(), strict=True))
     assert not set(clone.modules()) & set(model.modules())
     assert clone.config is not model.config

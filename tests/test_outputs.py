@@ -11,17 +11,17 @@ from helpers.server.output_delta import OutputDelta
 
 
 def test_a_delta_holds_only_what_is_new_and_deltas_join_to_the_whole():
-    collector, one = OutputCollector(), Sequence("a", [1, 2], 9)
-    one.detokenizer, one.logprobs = SimpleNamespace(text=""), []
-    one.request.notes["prompt_logprobs"] = prompt_logprobs = [None, {2: -1.0}]
+    collector, sequence = OutputCollector(), Sequence("a", [1, 2], 9)
+    sequence.detokenizer, sequence.logprobs = SimpleNamespace(text=""), []
+    sequence.request.notes["prompt_logprobs"] = prompt_logprobs = [None, {2: -1.0}]
     collector.output_type = OutputDelta
-    collector.add(one)
+    collector.add(sequence)
     deltas = []
-    for text, one.finish_reason in (("x", None), ("yz", None), ("", "abort")):
-        one.detokenizer.text += text
-        one.token_ids += map(ord, text)
-        one.logprobs += [{ord(letter): -1.0} for letter in text]
-        collector.collect(Plan([Chunk(one, 1)]), [one])
+    for text, sequence.finish_reason in (("x", None), ("yz", None), ("", "abort")):
+        sequence.detokenizer.text += text
+        sequence.token_ids += map(ord, text)
+        sequence.logprobs += [{ord(letter): -1.0} for letter in text]
+        collector.collect(Plan([Chunk(sequence, 1)]), [sequence])
         deltas += collector.take_pending()
     assert [(delta.request_id, delta.new_text, delta.finish_reason) for delta in deltas] == [
         ("a", "x", None),
@@ -33,7 +33,7 @@ def test_a_delta_holds_only_what_is_new_and_deltas_join_to_the_whole():
     assert [delta.num_tokens for delta in deltas] == [1, 3, 3]
     assert [delta.prompt_logprobs for delta in deltas] == [prompt_logprobs, None, None]
     whole = OutputDelta.join(deltas)
-    assert (whole.new_text, whole.new_logprobs, whole.num_tokens) == ("xyz", one.logprobs, 3)
-    assert (whole.new_token_ids, whole.finish_reason) == (one.token_ids[2:], "abort")
+    assert (whole.new_text, whole.new_logprobs, whole.num_tokens) == ("xyz", sequence.logprobs, 3)
+    assert (whole.new_token_ids, whole.finish_reason) == (sequence.token_ids[2:], "abort")
     assert whole.prompt_logprobs == prompt_logprobs
     assert OutputDelta.join(deltas[:1]) == deltas[0]

@@ -38,10 +38,10 @@ class Installation:
     def run(self, *arguments: str) -> str:
         """Run the environment's Python and return what it prints."""
         command = [self.python, *arguments]
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=self.empty, env=self.environment, stdout=subprocess.PIPE, text=True, check=True
         )
-        return done.stdout
+        return result.stdout
 
     def files(self) -> set[Path]:
         return set(self.packages.rglob("*"))

@@ -28,7 +28,7 @@ class Run:
 
     def sequences(self, *prompts):
         ids = [[ord(letter) - ord("a") + 1 for letter in prompt] for prompt in prompts]
-        return [Sequence(prompt, one, 9) for prompt, one in zip(prompts, ids, strict=True)]
+        return [Sequence(prompt, token_ids, 9) for prompt, token_ids in zip(prompts, ids, strict=True)]
 
     def release(self, sequence):
         """Preempt a sequence: the next plan tells the runner."""
@@ -41,15 +41,15 @@ class Run:
         self._released = []
         output = self.runner.run(plan, lambda: 0.0)
         self.error, passes = output.error, []
-        for done in output.passes:
-            passes.append(
-                [(c.sequence.request_id, c.tokens, n) for c, n in zip(done.chunks, done.padding, strict=True)]
-            )
-            complete = [chunk.sequence for chunk in done.chunks if chunk.tokens == chunk.sequence.num_uncomputed_tokens]
-            assert list(done.sampled) == complete, "a token for each that has computed its last one"
-            for chunk in done.chunks:
+        for forward_pass in output.passes:
+            pass_chunks = forward_pass.chunks
+            padding = zip(pass_chunks, forward_pass.padding, strict=True)
+            passes.append([(chunk.sequence.request_id, chunk.tokens, pads) for chunk, pads in padding])
+            complete = [chunk.sequence for chunk in pass_chunks if chunk.tokens == chunk.sequence.num_uncomputed_tokens]
+            assert list(forward_pass.sampled) == complete, "a token for each that has computed its last one"
+            for chunk in pass_chunks:
                 chunk.sequence.computed += chunk.tokens
-            for sequence, (sampled,) in done.sampled.items():
+            for sequence, (sampled,) in forward_pass.sampled.items():
                 assert sampled.token_id == (sequence.token_ids[-1] + 1) % 10, "a token from the logits of another row"
                 sequence.token_ids.append(sampled.token_id)
         self.check_caches()

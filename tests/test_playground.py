@@ -94,7 +94,7 @@ def test_a_fleet_is_what_the_command_beside_it_prints(name, capsys):
     printed = {line[0]: line for line in lines if line and line[0][0].isdigit()}
     for size in range(1, settings["replicas"] + 1):
         shown = playground_fleet.run(settings, size)
-        expected = [f"{shown['goodput']:.3g}", f"{shown['within']:.1%}", *(f"{one:.3g}" for one in shown["ttft"])]
+        expected = [f"{shown['goodput']:.3g}", f"{shown['within']:.1%}", *(f"{value:.3g}" for value in shown["ttft"])]
         assert printed[shown["name"]][2:6] == expected
         assert f"{shown['busy']:.0%}" in printed[shown["name"]]
 
@@ -104,9 +104,9 @@ def test_the_files_on_the_site_are_enough_to_run_the_engine_and_a_fleet(tmp_path
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import playground; print(len(playground.run()))"
     program += "; import playground_fleet; print(playground_fleet.run()['goodput'])"
     program += "; print(sorted({'torch', 'numpy', 'tqdm'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    result = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, cwd=tmp_path)
     expected = [str(len(playground.run())), str(playground_fleet.run()["goodput"]), "[]"]
-    assert done.stdout.split("\n")[:3] == expected, done.stderr
+    assert result.stdout.split("\n")[:3] == expected, result.stderr
 
 
 @pytest.fixture(scope="module")

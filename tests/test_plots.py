@@ -131,7 +131,7 @@ def overlapping_texts(picture):
                     unseen |= {tick.label1, tick.label2}
     texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
     boxes = [(text.get_text(), text.get_window_extent().padded(-1)) for text in texts if text not in unseen]
-    pairs = [(one, other) for (one, box), (other, room) in combinations(boxes, 2) if box.overlaps(room)]
+    pairs = [(name, other) for (name, box), (other, room) in combinations(boxes, 2) if box.overlaps(room)]
     edge = figure.bbox.padded(1)
     cut = [name for name, box in boxes if not (edge.contains(box.x0, box.y0) and edge.contains(box.x1, box.y1))]
     return pairs + cut

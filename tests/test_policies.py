@@ -26,8 +26,8 @@ REQUESTS = [("a", 4, 0), ("b", 9, 2), ("c", 1, 1), ("d", 8, -1), ("e", 2, 0)]  #
 )
 def test_the_order_in_which_requests_get_the_only_row(policy, expected):
     simulation = Simulation(policy, rows=1)
-    for place, (name, max_tokens, priority) in enumerate(REQUESTS):
-        simulation.add(3 + place, max_tokens, name, priority)
+    for number, (name, max_tokens, priority) in enumerate(REQUESTS):
+        simulation.add(3 + number, max_tokens, name, priority)
     assert "".join(simulation.run()) == expected
 
 
@@ -59,31 +59,33 @@ def aging_policy(iterations: int) -> Priority:
 
 ORDERS = [(policy(), KEYS[name]) for name, policy in POLICIES.items()]
 
-ORDERS += [(aging_policy(n), lambda one, _, n=n: one.priority - one.waited // n) for n in (1, 3)]
+ORDERS += [(aging_policy(n), lambda sequence, _, n=n: sequence.priority - sequence.waited // n) for n in (1, 3)]
 
 
 def check_queue(queue: WaitingQueue, expected: list[Sequence], added_at: dict[Sequence, int]) -> None:
     """Compare every question that a queue answers with the answer of a plain list."""
-    expected = sorted(expected, key=lambda one: one.number)
+    expected = sorted(expected, key=lambda sequence: sequence.number)
     assert list(queue) == expected and len(queue) == len(expected)
-    assert all((one in queue) == (one in expected) for one in added_at)
-    for one in queue:
-        assert one.waited == queue.step - added_at[one]
+    assert all((sequence in queue) == (sequence in expected) for sequence in added_at)
+    for sequence in queue:
+        assert sequence.waited == queue.step - added_at[sequence]
     for attribute in ("max_tokens", "priority"):
         groups = {value: list(group) for value, group in queue.grouped_by(attribute)}
-        values = {getattr(one, attribute) for one in expected}
-        assert groups == {value: [one for one in expected if getattr(one, attribute) == value] for value in values}
+        values = {getattr(sequence, attribute) for sequence in expected}
+        assert groups == {
+            value: [sequence for sequence in expected if getattr(sequence, attribute) == value] for value in values
+        }
         assert list(merged(groups.values())) == expected
-    longest = max((one.max_tokens for one in expected), default=0)
+    longest = max((sequence.max_tokens for sequence in expected), default=0)
     for policy, key in ORDERS:
-        assert list(policy.order(queue, [])) == sorted(expected, key=lambda one, key=key: key(one, longest))
+        assert list(policy.order(queue, [])) == sorted(expected, key=lambda sequence, key=key: key(sequence, longest))
 
 
 @settings(max_examples=300, phases=[Phase.generate])
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 20), st.integers(1, 9), st.integers(-2, 2)), max_size=40))
 def test_every_order_is_that_of_sorting_the_whole_list(actions):
     queue, waiting, running, added_at = WaitingQueue(), [], [], {}
-    for place, (action, which, max_tokens, priority) in enumerate(actions):
+    for index, (action, which, max_tokens, priority) in enumerate(actions):
         if action <= 1:  # a request arrives
             new = Sequence(len(added_at), [0], max_tokens, priority=priority)
             new.number = len(added_at)
@@ -100,7 +102,7 @@ def test_every_order_is_that_of_sorting_the_whole_list(actions):
             queue.forget(running.pop(which % len(running)))
         else:
             queue.step += which
-        if place % 7 == 6 or place == len(actions) - 1:  # not at first: a queue may be grouped when it is full
+        if index % 7 == 6 or index == len(actions) - 1:  # not at first: a queue may be grouped when it is full
             check_queue(queue, waiting, added_at)
 
 

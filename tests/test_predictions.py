@@ -67,7 +67,7 @@ def test_a_reader_who_skips_a_question_is_not_told_about_the_guess_at_an_earlier
     first, second = "print(compare_guess(guess, 4))", "print(compare_guess(guess, 5))"
     cells = [imports, guess, first, first, second, guess, second, f"guess = 5\n{second}"]
     command = [sys.executable, "-c", SHELL, *cells]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    verdicts = [line.partition(". ")[2] for line in done.stdout.splitlines()]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    verdicts = [line.partition(". ")[2] for line in result.stdout.splitlines()]
     exact, skipped = "Your guess of 4 is exact.", "You have not guessed yet: write a number in the cell above."
     assert verdicts == [exact, exact, skipped, "Your guess of 4 is 0.8 times the answer.", "Your guess of 5 is exact."]

@@ -41,8 +41,8 @@ for execution in ("padded", "ragged"):
 def test_a_forked_process_generates_the_same_tokens_instead_of_hanging():
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "false"}  # otherwise tokenizers warns of the fork
     command = [sys.executable, "-c", FORK]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("execution", ["padded", "ragged"])

@@ -41,10 +41,10 @@ async def test_a_short_request_does_not_wait_while_long_ones_are_tokenized():
         long.append(asyncio.ensure_future(submit(thread, ["a"], 2, "words", bad_words=["b"] * 1000)))
         await wait_in_loop(begun.is_set)
         assert await texts(await submit(thread, "a", 2)) == {0: "bc"}
-        assert not any(one.done() for one in long)
+        assert not any(future.done() for future in long)
         proceed.set()
         *refused, with_words = await asyncio.gather(*long, return_exceptions=True)
-        assert all(isinstance(one, ValueError) for one in refused)
+        assert all(isinstance(error, ValueError) for error in refused)
         await texts(with_words)
         assert is_empty(thread)
 

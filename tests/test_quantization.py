@@ -307,7 +307,7 @@ def test_quantizing_never_holds_more_than_the_float_weights_and_one_layer(weight
         models.append(quantize(AutoModelForCausalLM.from_config(config), weights))
 
     peak, plain = peak_bytes(load), AutoModelForCausalLM.from_config(config)
-    total, largest = (function(one.nbytes for one in plain.parameters()) for function in (sum, max))
+    total, largest = (function(parameter.nbytes for parameter in plain.parameters()) for function in (sum, max))
     assert total < peak < total + largest
     left = sum(tensor.nbytes for tensor in [*models[0].parameters(), *models[0].buffers()])
     embedding = plain.get_input_embeddings().weight.nbytes

@@ -123,7 +123,7 @@ def change_quantization(folder, change) -> None:
 
 @pytest.mark.parametrize("problem", CHANGES)
 def test_another_scheme_is_refused_with_the_list_of_supported_ones(problem, copied):
-    change_quantization(copied, lambda one: CHANGES[problem](one, one["config_groups"]["group_0"]["weights"]))
+    change_quantization(copied, lambda config: CHANGES[problem](config, config["config_groups"]["group_0"]["weights"]))
     with pytest.raises(ValueError, match=f"quantized with {problem}; load_model reads .*symmetric integers of 4 or 8"):
         load_model(copied)
 
@@ -143,7 +143,7 @@ def test_a_damaged_folder_is_refused_with_its_name(damage, copied):
     change_quantization(copied, lambda quantization: quantization.update(QUANTIZATIONS.get(damage, {})))
     tensors = load_file(copied / "model.safetensors")
     tensors |= {f"{Q_PROJ}.{kind}": tensor for kind, tensor in TENSORS.get(damage, {}).items()}
-    save_file({name: one for name, one in tensors.items() if one is not None}, copied / "model.safetensors")
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, copied / "model.safetensors")
     with pytest.raises(ValueError, match=rf"Cannot load .*copied.*\(.*{Q_PROJ if damage in TENSORS else ''}"):
         load_model(copied)
 

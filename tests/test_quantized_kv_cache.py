@@ -85,7 +85,7 @@ def test_chunks_preemptions_and_sharing_give_the_tokens_of_the_reference(name, i
     plain = reference(by_name(name))
     results = rounded_reference(name)
     clear = [(request, tokens) for request, tokens, logits in results if lead(logits) > 2 * LEAD]
-    requests, expected = (list(one) * 2 for one in zip(*clear, strict=True))
+    requests, expected = (list(column) * 2 for column in zip(*clear, strict=True))
     settings = {} if is_fast else {"kernels": False, "linear_backend": "pytorch"}
     tokens, engine = serve_ragged(plain.model, requests, seed=0, kv_cache="int8", **settings)
     assert tokens == expected and len(clear) >= 5
@@ -128,7 +128,7 @@ def test_samples_copy_integers_and_scales(random_pairs, monkeypatch):
     assert copies
     single = [SamplingParams(max_tokens=9, temperature=1.0, seed=5 + n, ignore_eos=True) for n in range(3)]
     separate = make_engine(random_pairs, prefix_caching=False).generate(PROMPTS[:1] * 3, single)
-    assert [one.token_ids for one in shared] == [one.token_ids for one in separate]
+    assert [output.token_ids for output in shared] == [output.token_ids for output in separate]
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_the_kernel_computes_attention_to_the_rounded_vectors(dtype, tolerance, 
         stored[-1].index_copy_(1, torch.arange(vectors.shape[1]), vectors)
     cache.keys, cache.values = stored
     actual = cache.attend(query, window)
-    cache.keys, cache.values = (one[:] for one in stored)
+    cache.keys, cache.values = (quantized[:] for quantized in stored)
     assert (actual.float() - cache.attend(query, window).float()).abs().max() < tolerance
 
 

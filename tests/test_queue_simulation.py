@@ -28,7 +28,8 @@ def test_a_long_queue_serves_as_many_and_hardly_any_in_time():
     draw = Random(7)
     arrivals, served, in_time = list(accumulate(draw.expovariate(10) for _ in range(600))), {}, {}
     for max_queue in (0, 4, 64, 600):
-        requests = [one for one in simulate_queue(solutions.BoundedQueue(8, max_queue, 1.0), arrivals) if one[1]]
+        results = simulate_queue(solutions.BoundedQueue(8, max_queue, 1.0), arrivals)
+        requests = [(sent, times) for sent, times in results if times]
         seconds = max(times[-1] for _, times in requests)
         served[max_queue] = len(requests) / seconds
         in_time[max_queue] = sum(times[0] - sent <= 1 for sent, times in requests) / seconds

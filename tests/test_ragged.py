@@ -44,9 +44,9 @@ def reference_attention(query, key, value, window, scaling, softcap, sinks) -> t
     for head in range(heads):
         kv_head = head * key.shape[0] // heads
         for token in range(tokens):
-            weights, place = {}, key.shape[1] - tokens + token
-            for slot in range(place + 1):
-                if window is None or slot > place - window:
+            weights, position = {}, key.shape[1] - tokens + token
+            for slot in range(position + 1):
+                if window is None or slot > position - window:
                     score = (query[head, token] @ key[kv_head, slot]) * (dim**-0.5 if scaling is None else scaling)
                     weights[slot] = (score if softcap is None else softcap * (score / softcap).tanh()).exp()
             total = sum(weights.values()) + (0 if sinks is None else sinks[head].exp())
@@ -168,7 +168,8 @@ def test_a_long_prompt_reads_no_keys_that_all_its_queries_hide(llama, window):
     sequence = Sequence("a", [1] * 700, 9)
     sequence.computed = 70
     segments = runner.segments(Chunk(sequence, 590, table), column=5)
-    assert [(one.start, one.tokens, one.past) for one in segments] == [(5, 256, 70), (261, 256, 326), (517, 78, 582)]
+    numbers = [(segment.start, segment.tokens, segment.past) for segment in segments]
+    assert numbers == [(5, 256, 70), (261, 256, 326), (517, 78, 582)]
 
     generator = torch.Generator().manual_seed(1)
     query, keys, values = (torch.randn(2, length, 8, generator=generator) for length in (600, 800, 800))
@@ -176,10 +177,10 @@ def test_a_long_prompt_reads_no_keys_that_all_its_queries_hide(llama, window):
     runner.pool.layers[0] = keys, values
     output = attend_row(row, 0, query, keys[:, :0], values[:, :0], settings)
     slots = [block * 16 + offset for block in table for offset in range(16)][:660]
-    for place in (0, 1, 255, 256, 300, 589):
-        own = slots[: 70 + place + 1]
-        expected = reference_attention(query[:, [5 + place]], keys[:, own], values[:, own], window, None, None, None)
-        assert torch.allclose(output[5 + place], expected[:, 0].float(), atol=1e-5)
+    for position in (0, 1, 255, 256, 300, 589):
+        own = slots[: 70 + position + 1]
+        expected = reference_attention(query[:, [5 + position]], keys[:, own], values[:, own], window, None, None, None)
+        assert torch.allclose(output[5 + position], expected[:, 0].float(), atol=1e-5)
 
 
 WRONG = {

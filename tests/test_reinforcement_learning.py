@@ -30,17 +30,17 @@ def rollouts(engine: Engine, seed: int, prompts: list[str] = PROMPTS):
 
 
 def reported(outputs) -> list[float]:
-    return [scores[id] for one in outputs for id, scores in zip(one.token_ids, one.logprobs, strict=True)]
+    return [scores[id] for output in outputs for id, scores in zip(output.token_ids, output.logprobs, strict=True)]
 
 
 def rescored(engine: Engine, outputs) -> list[float]:
     """Return the log-probability of each generated token, from one prefill of all texts."""
-    texts = [engine.tokenizer(one.prompt)["input_ids"] + one.token_ids for one in outputs]
+    texts = [engine.tokenizer(output.prompt)["input_ids"] + output.token_ids for output in outputs]
     scored = engine.generate(texts, SamplingParams(max_tokens=0, prompt_logprobs=0))
     pairs = [
         pair
-        for one, output in zip(scored, outputs, strict=True)
-        for pair in zip(output.token_ids, one.prompt_logprobs[-len(output.token_ids) :], strict=True)
+        for scored_output, output in zip(scored, outputs, strict=True)
+        for pair in zip(output.token_ids, scored_output.prompt_logprobs[-len(output.token_ids) :], strict=True)
     ]
     return [scores[id] for id, scores in pairs]
 
@@ -60,7 +60,7 @@ def test_a_rollouts_log_probabilities_are_those_of_a_rescoring_pass_bit_for_bit(
             engine.update_weights(new)
         together = rollouts(engine, seed)
         alone = [output for prompt in PROMPTS for output in rollouts(engine, seed, [prompt])]
-        assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+        assert [output.token_ids for output in together] == [output.token_ids for output in alone]
         assert reported(together) == reported(alone) == rescored(engine, together)
         kept.append(reported(together))
     assert kept[0] != kept[1] != kept[2]

@@ -25,8 +25,8 @@ def folders(tmp_path, monkeypatch):
         def __init__(self, name: str, shut: bool):
             super().__init__(name, shut)
             engine = Engine(model, tokenizer, CONFIG)
-            for one, folder in folders.items():
-                engine.load_adapter(one, folder)
+            for adapter, folder in folders.items():
+                engine.load_adapter(adapter, folder)
             unused, self.replica = self.replica, Replica(engine)
             unused._inbox.put(None)
             self.replica.start()
@@ -64,7 +64,7 @@ async def test_the_front_end_lists_the_adapters_of_the_replicas_and_refuses_othe
         assert names == ["tiny-model", "a", "b"]
         body = {"prompt": PROMPT, "max_tokens": 3, "temperature": 0}
         found = [(await http.post("/v1/completions", json=body | {"model": name})).json() for name in names]
-        assert len({one["choices"][0]["text"] for one in found}) > 1
+        assert len({completion["choices"][0]["text"] for completion in found}) > 1
         assert (await http.post("/v1/completions", json=body | {"model": "c"})).status_code == 404
         assert (await http.post("/v1/load_lora_adapter", json={})).status_code == 404
 

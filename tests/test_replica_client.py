@@ -21,18 +21,18 @@ async def test_requests_run_on_all_replicas_and_their_rows_add_up():
     async with running(shut=True) as client:
         streams = [await submit(client, [0, 1], 6, f"r{number}") for number in range(4)]
         assert client.capacity == 2 * 2 + 8 and client.engine.config.max_batch_size == 4
-        for one in client.started:
-            let(one, 2)  # the first of these iterations may have begun with a single request
+        for replica in client.started:
+            let(replica, 2)  # the first of these iterations may have begun with a single request
         await wait_until(lambda: client._snapshot(()).num_running == 4)
-        for one in client.started:
-            let(one, ENOUGH)
+        for replica in client.started:
+            let(replica, ENOUGH)
         assert [await tokens(stream) for stream in streams] == [[2, 3, 4, 5, 6, 7]] * 4
         assert max(snapshot.num_running for _, snapshot in client.seen) == 4
-        passes = [one for _, snapshot in client.seen for one in snapshot.passes]
-        assert all(len(one.row_steps) == 2 for one in passes)  # its own rows: the others' are not empty
+        passes = [forward_pass for _, snapshot in client.seen for forward_pass in snapshot.passes]
+        assert {len(forward_pass.row_steps) for forward_pass in passes} == {2}  # its own rows, not the others'
         assert {snapshot.replica for _, snapshot in client.seen if snapshot.passes} == client.replicas.keys()
-        assert [(one["state"], one["rows"]) for one in client.replicas_in_view] == [("ready", 2)] * 2
-        assert sum(row.new_tokens for one in passes for row in one.row_steps) == 24
+        assert [(replica["state"], replica["rows"]) for replica in client.replicas_in_view] == [("ready", 2)] * 2
+        assert sum(row.new_tokens for forward_pass in passes for row in forward_pass.row_steps) == 24
         await wait_until(lambda: is_empty(client))
 
 
@@ -64,8 +64,8 @@ async def test_requests_go_on_when_an_engine_stops_and_the_log_says_which_and_wh
         let(first, 2), let(second, ENOUGH)  # the first of these has begun
         assert [await tokens(stream) for stream in streams] == [list(range(2, 11))] * 2
         assert client.num_lost == 1 and first.killed and client.num_resumed > 0
-        place = f"Replica r0 (process {os.getpid()} on {os.uname().nodename})"
-        assert f"{place} is lost: its engine has stopped: ZeroDivisionError: division by zero." in caplog.text
+        description = f"Replica r0 (process {os.getpid()} on {os.uname().nodename})"
+        assert f"{description} is lost: its engine has stopped: ZeroDivisionError: division by zero." in caplog.text
 
 
 @in_loop
@@ -119,11 +119,11 @@ async def test_a_request_that_causes_the_losses_ends_alone(num_replicas):
             while True:
                 await asyncio.sleep(0.005)
                 request = client.dispatcher.requests.get("bad")
-                for one in client.started:
-                    if request is not None and one.name == request.replica:
-                        one.lose()
-                    elif one.name in client.replicas and not one.permits._value:  # never enough for all of its tokens
-                        let(one, 1)
+                for replica in client.started:
+                    if request is not None and replica.name == request.replica:
+                        replica.lose()
+                    elif replica.name in client.replicas and not replica.permits._value:  # never enough for all tokens
+                        let(replica, 1)
 
         going_on = asyncio.create_task(be_lost_or_go_on())
         with pytest.raises(EngineFailed, match="3 replicas were lost while they worked on this request"):
@@ -159,7 +159,7 @@ async def test_slow_motion_reaches_all_replicas_and_those_that_come_later():
         client.pace = 0.125
         client.started[0].lose()
         await wait_until(lambda: "r2" in client.replicas)
-        assert [one.replica.pace for one in client.started] == [0.125] * 3
+        assert [replica.replica.pace for replica in client.started] == [0.125] * 3
 
 
 @in_loop
@@ -168,8 +168,9 @@ async def test_the_same_front_lists_the_replicas_and_has_their_metrics():
         response = await http.post("/v1/completions", json={"prompt": [0, 1], "max_tokens": 3})
         assert response.json()["usage"]["completion_tokens"] == 3
         listed = (await http.get("/replicas")).json()
-        assert [one["name"] for one in listed] == ["r0", "r1"]
-        assert all(one["rows"] == 2 and one["running"] == 0 and one["outstanding_tokens"] == 0 for one in listed)
+        assert [replica["name"] for replica in listed] == ["r0", "r1"]
+        counts = [(replica["rows"], replica["running"], replica["outstanding_tokens"]) for replica in listed]
+        assert counts == [(2, 0, 0)] * 2
         metrics = (await http.get("/metrics")).text
         assert 'replica_running{replica="r1"} 0.0' in metrics and "\nreplicas 2.0\n" in metrics
         assert "\nengine_rows 4.0\n" in metrics and "\nengine_generated_tokens_total 3.0\n" in metrics
@@ -182,7 +183,7 @@ async def test_a_replica_compiles_structured_outputs_beside_its_engine_which_goe
     replica = Replica(Simulator(EngineConfig(max_batch_size=4), lambda plan: 1.0, context_length=40, next_token=len))
     compiled, ended, validator = asyncio.Event(), {}, replica.engine.validator
     compiler = type("Compiler", (Feature,), {"name": "structured_outputs", "end": lambda self: None})()
-    validator.features = (*(one for one in validator.features if one.name != compiler.name), compiler)
+    validator.features = (*(feature for feature in validator.features if feature.name != compiler.name), compiler)
 
     async def compile_slowly(prompts, params) -> None:
         await compiled.wait()
@@ -194,7 +195,8 @@ async def test_a_replica_compiles_structured_outputs_beside_its_engine_which_goe
 
     async def read_until(*ids: str) -> None:
         while not ended.keys() >= {*ids}:
-            ended.update({one.request_id: one for one in (await next_report(replica)).outputs if one.finish_reason})
+            outputs = (await next_report(replica)).outputs
+            ended.update({output.request_id: output for output in outputs if output.finish_reason})
 
     try:
         for id in ("aborted", "refused", "matches"):

@@ -29,13 +29,13 @@ LOCALHOST = "127.0.0.1"
 @asynccontextmanager
 async def serving():
     """Run a replica that a front end can connect to."""
-    one = LocalReplica("r0", shut=False)
+    replica = LocalReplica("r0", shut=False)
     try:
-        one.address = await serve_replica(one.replica, LOCALHOST)
-        yield one
+        replica.address = await serve_replica(replica.replica, LOCALHOST)
+        yield replica
     finally:
-        one.kill()
-        await one.replica.stop()
+        replica.kill()
+        await replica.replica.stop()
 
 
 @in_loop
@@ -47,7 +47,7 @@ async def test_every_token_arrives_once_and_in_order_and_heartbeats_follow():
         front_end.abort("aborted")
         while not outputs or outputs[-1].finish_reason is None:
             outputs += (await front_end.report()).outputs
-        assert [token_id for one in outputs for token_id in one.new_token_ids] == list(range(2, 32))
+        assert [token_id for output in outputs for token_id in output.new_token_ids] == list(range(2, 32))
         assert (await front_end.report()).snapshot.num_running == 0
         front_end.close()
 

@@ -19,7 +19,7 @@ NEVER = 1e6  # seconds
 
 
 def states(client) -> list[str]:
-    return [one.state for one in client.pool.members]
+    return [member.state for member in client.pool.members]
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -45,7 +45,7 @@ async def test_a_rolling_restart_under_load_fails_no_request_and_changes_no_toke
         assert results == [list(range(2, 11))] * len(results)
         assert min(ready) >= num_replicas - 1
         assert client.num_lost == client.num_resumed == 0
-        assert all(one.killed for one in client.started[:num_replicas])
+        assert all(replica.killed for replica in client.started[:num_replicas])
         await wait_until(lambda: is_empty(client))
 
 
@@ -74,14 +74,14 @@ async def test_replicas_are_added_for_a_queue_and_drained_after_it():
         assert states(client) == [READY, STARTING, STARTING]
         await wait_until(lambda: states(client) == [READY] * 3)
         streams += [await submit(client, [0, 1], 6, f"new-{number}") for number in range(2)]
-        assert [one.num_requests for one in client.dispatcher.replicas.values()] == [6, 1, 1]
-        for one in client.started:
-            let(one, ENOUGH)
+        assert [replica.num_requests for replica in client.dispatcher.replicas.values()] == [6, 1, 1]
+        for replica in client.started:
+            let(replica, ENOUGH)
         assert [await tokens(stream) for stream in streams] == [[2, 3, 4, 5, 6, 7]] * 8
         client.autoscale()
         assert states(client) == [READY, DRAINING, DRAINING]
         await wait_until(lambda: list(client.replicas) == ["r0"])
-        assert [one.killed for one in client.started] == [False, True, True]
+        assert [replica.killed for replica in client.started] == [False, True, True]
         assert client.num_lost == client.num_resumed == 0
 
 

@@ -40,9 +40,9 @@ class Planned:
 
 def comparable(result: FleetResult) -> tuple:
     """Return all that does not depend on the order in which replicas report finished requests."""
-    requests = sorted((one.arrival, one.first_token, one.last_token) for one in result.requests)
+    requests = sorted((request.arrival, request.first_token, request.last_token) for request in result.requests)
     counts = result.iterations, result.preemptions, result.computed_tokens, result.resumed, result.lost_tokens
-    return requests, counts, result.lifetimes, [round(one, 9) for one in result.busy_seconds]
+    return requests, counts, result.lifetimes, [round(seconds, 9) for seconds in result.busy_seconds]
 
 
 @settings(max_examples=150, phases=[Phase.generate])
@@ -68,7 +68,7 @@ def test_no_token_is_lost_or_repeated_and_stretches_change_nothing(workload, gap
     result = results[0]
     lengths = [(len(request.prompt), request.output_tokens) for request in requests]
     assert sorted(zip(result.prompt_tokens, result.output_tokens, strict=True)) == sorted(lengths)
-    assert all(one.arrival < one.first_token <= one.last_token for one in result.requests)
+    assert all(request.arrival < request.first_token <= request.last_token for request in result.requests)
     assert all(started <= stopped for started, _, stopped in result.lifetimes)
     if not config.prefix_caching and not any(result.preemptions):
         needed = sum(prompt + output - 1 for prompt, output in lengths)

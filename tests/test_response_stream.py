@@ -15,14 +15,14 @@ async def test_a_late_client_gets_every_output_by_itself_and_they_join_to_the_wh
         settings = {"ignore_eos": True, "logprobs": 2, "n": 2, "temperature": 1, "min_p": 1.0}
         stream = await submit(thread, ["a", "b"], 100, **settings)
         await wait_until(lambda: is_empty(thread))
-        outputs = [one async for one in stream]
+        outputs = [pair async for pair in stream]
         assert [len(output.new_token_ids) for _, output in outputs] == [1] * 400
         for choice in range(4):
             output = OutputDelta.join([output for number, output in outputs if number == choice])
             first = 2 if choice < 2 else 3
             assert output.new_token_ids == [(first + number) % 10 for number in range(100)]
             assert output.new_text.startswith("bcdefghi"[first - 2 :])
-            assert [max(one, key=one.get) for one in output.new_logprobs] == output.new_token_ids
+            assert [max(scores, key=scores.get) for scores in output.new_logprobs] == output.new_token_ids
             assert (output.num_tokens, output.finish_reason) == (100, "length")
 
 

@@ -93,12 +93,12 @@ def test_tokens_are_drawn_from_the_distribution_that_generate_draws_from(setting
 def test_a_draw_from_the_top_takes_every_token_of_the_smallest_set_and_no_other(weights, top_p, draw):
     shares = np.array(weights, dtype=np.float32) / sum(weights)
     better = [sum(other for other in weights if other > weight) / sum(weights) for weight in weights]
-    if any(abs(one - top_p) < 1e-5 for one in better):
+    if any(abs(mass - top_p) < 1e-5 for mass in better):
         return  # rounding decides
-    expected = {place for place, weight in enumerate(weights) if weight and (better[place] < top_p or top_p == 1)}
+    expected = {token for token, weight in enumerate(weights) if weight and (better[token] < top_p or top_p == 1)}
     first = {
-        draw_from_top(3 * shares, top_p, iter([one, *[draw.random() for _ in range(60)]]))
-        for one in np.cumsum(shares) - shares / 2
+        draw_from_top(3 * shares, top_p, iter([number, *[draw.random() for _ in range(60)]]))
+        for number in np.cumsum(shares) - shares / 2
     }
     assert first <= expected
     assert expected == first, "each token is drawn where the first number falls into its share"

@@ -159,9 +159,9 @@ def test_without_the_sandbox_a_process_that_dies_still_costs_its_own_task_only(t
     answers = answers_of(ONE) | {"stop": "import os\nos._exit(1)"}
     hand_in(tmp_path / f"dan_{ONE}.ipynb", notebook(ONE, answers))
     command = [sys.executable, grade.__file__, "grade", "--no-sandbox", "--out", tmp_path / "out", tmp_path]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    assert "6 of 8  stop: A cell ended the process" in done.stdout
-    assert "To repeat the grades: --seed " in done.stdout
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert "6 of 8  stop: A cell ended the process" in result.stdout
+    assert "To repeat the grades: --seed " in result.stdout
 
 
 def test_the_kernel_limits_the_number_of_processes_whoever_runs_the_grader():

@@ -74,15 +74,16 @@ def test_a_sequence_for_which_there_is_no_memory_is_not_overtaken_by_one_that_fi
     simulation.add(6, 3, "large"), simulation.add(2, 3, "small")
     assert simulation.step().chunks == [] and len(simulation.scheduler.waiting) == 2
     del memory.allocated["not a sequence"]
-    assert [one.request_id for one in simulation.step().sequences] == ["large", "small"]
+    assert [sequence.request_id for sequence in simulation.step().sequences] == ["large", "small"]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_prompt_that_exceeds_the_token_budget_is_not_overtaken_by_one_that_fits(policy):
     simulation = Simulation(policy, rows=3, tokens=8, chunked=False)
     simulation.add(5, 3, "a"), simulation.add(6, 3, "b"), simulation.add(1, 3, "c")
-    assert [one.request_id for one in simulation.step().sequences] == ["a"]  # 3 tokens are left: too few for b
-    assert [one.request_id for one in simulation.scheduler.waiting] == ["b", "c"]
+    sequences = simulation.step().sequences  # 3 tokens are left: too few for b
+    assert [sequence.request_id for sequence in sequences] == ["a"]
+    assert [sequence.request_id for sequence in simulation.scheduler.waiting] == ["b", "c"]
 
 
 # --- the two switches -------------------------------------------------------------------------------------------------
@@ -114,10 +115,10 @@ def test_a_policy_must_admit_waiting_sequences_once_each(which):
             return [*running[:1], *waiting] if which == "a running sequence" else [*waiting, *waiting]
 
     simulation = Simulation(Wrong(), rows=4)
-    one = simulation.add(3, 9, "one")
+    sequence = simulation.add(3, 9, "one")
     if which == "a running sequence":
         scheduler = simulation.scheduler
-        scheduler.waiting.remove(one), scheduler.running.append(one)
+        scheduler.waiting.remove(sequence), scheduler.running.append(sequence)
         simulation.add(3, 9, "two")
     with pytest.raises(ValueError, match="The policy admits sequence 'one', which is not waiting"):
         simulation.scheduler.schedule()

@@ -23,14 +23,14 @@ def test_the_reference_plans_what_the_engine_plans():
     for _ in range(200):
         sequences = [sequence_of(name, draw.randint(1, 30), draw.choice([0, 0, 3])) for name in range(9)]
         running, waiting = sequences[: draw.randint(0, 6)], sequences[draw.randint(6, 9) :]
-        for one in running:
-            one.computed = draw.choice([len(one.token_ids) - 1, draw.randrange(len(one.token_ids))])
+        for sequence in running:
+            sequence.computed = draw.choice([len(sequence.token_ids) - 1, draw.randrange(len(sequence.token_ids))])
         rows = len(running) + draw.randint(1, 3)
         tokens = draw.randint(rows, 50)
         scheduler = Scheduler(EngineConfig(max_batch_size=rows, max_tokens_per_step=tokens))
         scheduler.running, scheduler.waiting = list(running), queue_of(waiting)
         chunks = scheduler.schedule().chunks
-        plan = [(one.sequence.request_id, one.tokens) for one in chunks]
+        plan = [(chunk.sequence.request_id, chunk.tokens) for chunk in chunks]
         assert plan_chunks.solution(running, waiting, rows, tokens) == plan
 
 
@@ -38,10 +38,10 @@ def test_a_student_s_plan_runs_the_engine_and_changes_no_token():
     requests = workloads.budgets(9, high=12, seed=3)
     config = EngineConfig(max_batch_size=3, max_tokens_per_step=4, scheduler_cls=planned_by(solutions.plan_chunks))
     engine = Engine(config=config)
-    outputs = engine.generate(
-        [one.prompt for one in requests], [SamplingParams(max_tokens=one.max_tokens) for one in requests]
-    )
-    assert [one.token_ids for one in outputs] == [one.token_ids for one in generate_continuous(requests).outputs]
+    params = [SamplingParams(max_tokens=request.max_tokens) for request in requests]
+    outputs = engine.generate([request.prompt for request in requests], params)
+    expected = generate_continuous(requests).outputs
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
     computed = Counter()
     for iteration in engine.trace.passes:
         computed[iteration.step] += sum(row.tokens for row in iteration.row_steps)
@@ -52,11 +52,11 @@ def test_a_student_s_plan_need_not_consider_cached_prefixes():
     requests = workloads.one_beginning(3, words=30, max_tokens=4)
     scheduler_cls = planned_by(solutions.plan_chunks)
     engine = Engine(config=EngineConfig(max_batch_size=1, max_tokens_per_step=30, scheduler_cls=scheduler_cls))
-    outputs = engine.generate(
-        [one.prompt for one in requests], [SamplingParams(max_tokens=one.max_tokens) for one in requests]
-    )
-    assert [one.token_ids for one in outputs] == [one.token_ids for one in generate_continuous(requests).outputs]
-    prompt_tokens = sum(len(engine.tokenizer(one.prompt)["input_ids"]) for one in requests)
+    params = [SamplingParams(max_tokens=request.max_tokens) for request in requests]
+    outputs = engine.generate([request.prompt for request in requests], params)
+    expected = generate_continuous(requests).outputs
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
+    prompt_tokens = sum(len(engine.tokenizer(request.prompt)["input_ids"]) for request in requests)
     assert engine.trace.prompt_tokens < prompt_tokens
 
 
@@ -119,7 +119,7 @@ def test_joining_in_twos_costs_what_the_codelab_says():
 def test_the_loop_that_runs_a_schedule_is_the_course_s_continuous_loop():
     race = workloads.race(16, long=40)
     trace, theirs = run_schedule(first_come, race, [0] * 16), generate_continuous(race).trace
-    assert [one.row_steps for one in trace.passes] == [one.row_steps for one in theirs.passes]
+    assert [iteration.row_steps for iteration in trace.passes] == [iteration.row_steps for iteration in theirs.passes]
     trace, theirs = run_schedule(static, race, [0] * 16), generate_static(race).trace
     assert trace.forward_passes == theirs.forward_passes
 
@@ -147,7 +147,7 @@ def test_a_schedule_sees_what_waits_and_what_runs():
     seen = []
 
     def spying(waiting, running, free_rows):
-        seen.append((len(waiting), [(one.request_id, one.generated) for one in running], free_rows))
+        seen.append((len(waiting), [(request.request_id, request.generated) for request in running], free_rows))
         waiting_before = list(waiting)
         waiting.clear()  # a copy: nothing is lost
         return waiting_before[:free_rows]

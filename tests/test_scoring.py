@@ -73,7 +73,7 @@ def test_a_prompt_to_score_is_computed_although_it_is_cached_and_its_own_tokens_
         (output,) = engine.generate(prompt, params)
         if output.prompt_logprobs:
             assert_scored(embedded, output, params.prompt_logprobs)
-        computed.append(sum(one.tokens for one in engine.trace.passes))
+        computed.append(sum(forward_pass.tokens for forward_pass in engine.trace.passes))
     assert computed[0] == computed[2] == computed[3] == length and max(computed[1], computed[4]) <= 4
 
 
@@ -84,8 +84,8 @@ def test_a_prompt_that_is_preempted_while_it_is_scored_is_scored_completely(rand
 
     def watched():
         plan = schedule()
-        notes = [one.request.notes for one in plan.preempted]
-        preempted.extend(len(one["prompt_logprobs"]) for one in notes if "prompt_logprobs" in one)
+        notes = [sequence.request.notes for sequence in plan.preempted]
+        preempted.extend(len(note["prompt_logprobs"]) for note in notes if "prompt_logprobs" in note)
         return plan
 
     engine.scheduler.schedule = watched
@@ -101,8 +101,8 @@ def test_a_prompt_that_is_preempted_while_it_is_scored_is_scored_completely(rand
 
 def test_a_prompt_may_fill_the_context_if_nothing_follows_and_may_be_one_token():
     pair = random_pair("llama")
-    whole, one = Engine(*pair).generate([[5, 6] * 64, [7]], SCORE)
-    assert len(whole.prompt_logprobs) == 128 and one.prompt_logprobs == [None]
-    assert one.finish_reason == "length" and one.token_ids == []
+    long, short = Engine(*pair).generate([[5, 6] * 64, [7]], SCORE)
+    assert len(long.prompt_logprobs) == 128 and short.prompt_logprobs == [None]
+    assert short.finish_reason == "length" and short.token_ids == []
     with pytest.raises(ValueError, match="context is 128"):
         Engine(*pair).generate([[5, 6] * 64], SamplingParams(1, prompt_logprobs=3))

@@ -81,7 +81,7 @@ def test_every_request_gets_its_own_tokens_whichever_others_run(server):
     async def all_at_once():
         async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
 
-            async def one(number):
+            async def send(number):
                 prompt, max_tokens, stream = PROMPTS[number % len(PROMPTS)], 1 + 7 * number % 31, number % 2 == 1
                 completion = await greedy(client, prompt, max_tokens, stream=stream)
                 if stream:
@@ -90,7 +90,7 @@ def test_every_request_gets_its_own_tokens_whichever_others_run(server):
                     text = completion.choices[0].text
                 assert text == expected(prompt, max_tokens).text, (prompt, max_tokens, stream)
 
-            await asyncio.gather(*map(one, range(4 * ROWS * 2)))
+            await asyncio.gather(*map(send, range(4 * ROWS * 2)))
 
     asyncio.run(all_at_once())
 
@@ -188,5 +188,6 @@ def test_the_models_own_template_is_used():
 
 
 def test_it_listens_on_this_machine_only(server):
-    addresses = {one.laddr.ip for one in psutil.Process(server.process.pid).net_connections() if one.status == "LISTEN"}
+    connections = psutil.Process(server.process.pid).net_connections()
+    addresses = {connection.laddr.ip for connection in connections if connection.status == "LISTEN"}
     assert addresses == {"127.0.0.1"} and server.url.startswith("http://127.0.0.1:")

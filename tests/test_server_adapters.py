@@ -36,7 +36,7 @@ def texts(root) -> dict:
     """What the model, and the model with each adapter merged, write."""
     model, tokenizer = load_model()
     models = {None: model} | {name: merged(model, root / "inside" / name) for name in ("a", "b")}
-    return {name: Engine(one, tokenizer).generate(OWL, SamplingParams(12))[0].text for name, one in models.items()}
+    return {name: Engine(own, tokenizer).generate(OWL, SamplingParams(12))[0].text for name, own in models.items()}
 
 
 @pytest.fixture(scope="module")

@@ -146,8 +146,8 @@ def test_the_events_have_every_token_of_every_choice(server):
         first = received[0]
         assert (first["rows"], first["policy"], first["max_queue"], first["pace"]) == (ROWS, "fcfs", 200, 0)
         tokens = dict.fromkeys(names, 0)
-        for one in itertools.chain.from_iterable(message["iterations"] for message in received):
-            for name, work, computed, new in filter(None, one["slots"]):
+        for iteration in itertools.chain.from_iterable(message["iterations"] for message in received):
+            for name, work, computed, new in filter(None, iteration["slots"]):
                 assert work in ("prefill", "decode", "stalled") and computed >= new >= 0
                 if name in tokens:
                     tokens[name] += new

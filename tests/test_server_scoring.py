@@ -46,7 +46,7 @@ def test_the_harness_gets_the_log_likelihoods_that_transformers_computes(server,
         for choice, context, ids in zip(choices, contexts, prompts, strict=True):
             end = -1 if max_tokens else None
             own = choice["logprobs"]["token_logprobs"][len(context) : end]
-            top = [max(one.values()) for one in choice["logprobs"]["top_logprobs"][len(context) : end]]
+            top = [max(scores.values()) for scores in choice["logprobs"]["top_logprobs"][len(context) : end]]
             expected_own, expected_top = logprobs_of(embedded, ids)
             assert own == pytest.approx(expected_own[len(context) - 1 :], abs=1e-4)
             assert top == pytest.approx(expected_top[len(context) - 1 :], abs=1e-4)
@@ -109,7 +109,7 @@ def test_a_stream_begins_each_choice_with_its_prompt(server):
     *chunks, usage, done = events_of(iter(lines))
     assert done == "[DONE]" and usage["usage"] == whole["usage"]
     for choice in whole["choices"]:
-        parts = [one for chunk in chunks for one in chunk["choices"] if one["index"] == choice["index"]]
+        parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == choice["index"]]
         assert parts[0]["text"].startswith(OWL if choice["index"] < 2 else FOX)
         assert "".join(part["text"] for part in parts) == choice["text"]
         for name, values in choice["logprobs"].items():
@@ -128,8 +128,8 @@ def test_offsets_say_where_each_token_begins_also_within_characters(embedded, te
         ids = tokenizer(text)["input_ids"]
         echo = EchoedPrompt(text if given == "text" else ids, ids, tokenizer)
         assert echo.text == text
-        for place, offset in enumerate(echo.offsets):
-            before = tokenizer.decode(ids[:place]).rstrip("\ufffd")
+        for index, offset in enumerate(echo.offsets):
+            before = tokenizer.decode(ids[:index]).rstrip("\ufffd")
             assert echo.text[:offset] == before, "all complete characters before a token, and no more"
 
 
@@ -139,5 +139,5 @@ def test_the_spaces_between_sentencepiece_words_are_echoed():
     echo = EchoedPrompt(ids, ids, tokenizer)
     assert echo.text == tokenizer.decode(ids)
     assert [echo.text[:offset].strip() for offset in echo.offsets] == [
-        tokenizer.decode(ids[:place]).strip() for place in range(len(ids))
+        tokenizer.decode(ids[:index]).strip() for index in range(len(ids))
     ]

@@ -37,8 +37,8 @@ def test_the_client_parses_a_response_with_a_schema(plain):
         anything = client.chat.completions.create(
             **CHAT | {"max_tokens": 300}, response_format={"type": "json_object"}, seed=4, n=3
         )
-        parsed = [json.loads(one.message.content) for one in anything.choices if one.finish_reason == "stop"]
-        assert parsed and all(isinstance(one, dict) for one in parsed)
+        parsed = [json.loads(choice.message.content) for choice in anything.choices if choice.finish_reason == "stop"]
+        assert parsed and all(isinstance(value, dict) for value in parsed)
 
 
 @pytest.mark.parametrize(

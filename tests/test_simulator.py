@@ -50,7 +50,7 @@ def workloads(draw, policies=tuple(POLICIES)) -> Workload:
     """Draw settings and requests that an engine with these settings accepts."""
     token_ids = st.integers(1, 400) | st.integers(1, 3)  # few different ones, too, so that n-grams are found
     own = st.lists(token_ids, min_size=1, max_size=12)
-    request = st.builds(
+    strategy = st.builds(
         Request,
         iteration=st.integers(0, LAST),
         prompt=st.builds(add, st.sampled_from([[], [], PREFIX[:8], PREFIX]), own),
@@ -59,9 +59,9 @@ def workloads(draw, policies=tuple(POLICIES)) -> Workload:
         ignore_eos=st.booleans(),
         patience=st.just(NEVER) | st.just(NEVER) | st.integers(0, 20),
     )
-    requests = draw(st.lists(request, min_size=1, max_size=12))
+    requests = draw(st.lists(strategy, min_size=1, max_size=12))
     rows, chunked = draw(st.integers(1, 5)), draw(st.booleans())
-    need = max(-(-(len(one.prompt) + one.max_tokens) // 4) for one in requests)
+    need = max(-(-(len(request.prompt) + request.max_tokens) // 4) for request in requests)
     options = {
         "max_batch_size": rows,
         "max_tokens_per_step": draw(st.integers(rows, 24) if chunked else st.integers(40, 60)),
@@ -85,20 +85,20 @@ def run(make_engine: Callable[[EngineConfig], EngineCore], workload: Workload) -
     class Recording(Scheduler):
         def schedule(self):
             plan = super().schedule()
-            for one in plan.chunks:
-                chunk = one.sequence.label, one.start, one.tokens, one.samples_token
-                plans.append((*chunk, [*one.draft_token_ids], [*one.block_table]))
-            left = [[one.label for one in group] for group in (plan.preempted, plan.released)]
+            for chunk in plan.chunks:
+                work = chunk.sequence.label, chunk.start, chunk.tokens, chunk.samples_token
+                plans.append((*work, [*chunk.draft_token_ids], [*chunk.block_table]))
+            left = [[sequence.label for sequence in group] for group in (plan.preempted, plan.released)]
             plans.append((*left, list(plan.block_copies)))
             return plan
 
     engine = make_engine(EngineConfig(**options, scheduler_cls=Recording))
     for iteration in itertools.count():
-        for number, one in enumerate(requests):
-            if one.iteration == iteration:
-                params = SamplingParams(one.max_tokens, ignore_eos=one.ignore_eos)
-                engine.add_request(one.prompt, params, number, one.priority)
-            if one.iteration + one.patience == iteration:
+        for number, request in enumerate(requests):
+            if request.iteration == iteration:
+                params = SamplingParams(request.max_tokens, ignore_eos=request.ignore_eos)
+                engine.add_request(request.prompt, params, number, request.priority)
+            if request.iteration + request.patience == iteration:
                 engine.abort_request(number)
         for output in engine.step():
             outputs[output.request_id] = output.token_ids, output.finish_reason
@@ -154,13 +154,13 @@ def test_a_trace_of_requests_with_lengths_has_their_tokens_on_the_clock_of_their
 def test_the_trace_of_simulate_is_that_of_a_simulator_with_texts_and_outputs(seconds, workload, has_blocks):
     options, requests = workload
     config = EngineConfig(**options | ({} if has_blocks else {"num_blocks": None}))
-    requests = sorted((2.0 * one.iteration, one.prompt, one.max_tokens) for one in requests)
+    requests = sorted((2.0 * request.iteration, request.prompt, request.max_tokens) for request in requests)
     simulator = Simulator(config, seconds)
     for number, (arrival, prompt, length) in enumerate(requests):
         simulator.run_until(arrival)
         simulator.add_request(prompt, SamplingParams(length, ignore_eos=True), number)
     simulator.run_until()
-    trace = simulate([one[1:] for one in requests], config, [one[0] for one in requests], seconds)
+    trace = simulate([request[1:] for request in requests], config, [request[0] for request in requests], seconds)
     assert trace.passes == simulator.trace.passes
     assert len(trace.token_times) == len(requests)
 

@@ -126,5 +126,5 @@ def test_the_page_on_planning_reports_what_the_commands_for_split_models_print(c
         tables.append([(float(line[4]), float(line[6])) for line in rows(capsys.readouterr().out)[1:5]])
     written = re.findall(r"([\d.]+) (m?s)\b", page.partition("| --- |")[2].partition("\n\n")[0])
     seconds = [float(number) / {"ms": 1000, "s": 1}[unit] for number, unit in written]
-    printed = [one for line in zip(*tables, strict=True) for latencies in line for one in latencies]
+    printed = [latency for line in zip(*tables, strict=True) for latencies in line for latency in latencies]
     assert seconds == pytest.approx(printed, rel=0.05)

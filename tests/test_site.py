@@ -26,12 +26,12 @@ BADGE = "[![Open in Colab](https://colab.example/assets/colab-badge.svg)](https:
 
 
 def build(out: Path, *arguments) -> Path:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, ROOT / "docs" / "build_site.py", "--strict", "--out", out, *arguments],
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     return out
 
 
@@ -245,7 +245,7 @@ def test_each_kind_of_page_meets_the_rules_of_accessibility(site, window, viewpo
     for name in filter(lambda name: (folder / name.partition("?")[0]).exists(), KINDS):  # no npm, no playground
         page.goto(address + name)
         page.add_style_tag(content="* { animation: none !important }")
-        page.evaluate("document.querySelectorAll('article details').forEach((one) => { one.open = true })")
+        page.evaluate("document.querySelectorAll('article details').forEach((details) => { details.open = true })")
         for violation in Axe().run(page).response["violations"]:
             problems.append(f"{name}: {violation['id']}: {violation['nodes'][0]['html'][:200]}")
     assert problems == []

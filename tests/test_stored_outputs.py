@@ -51,12 +51,12 @@ def generated(model, requests):
 def unclear(model, outputs, least):
     """Return each (prompt, lead) at whose tightest position the best token's logit leads by less than `least`."""
     leads = []
-    for one in outputs:
-        prompt = load_model()[1](one.prompt)["input_ids"]
+    for output in outputs:
+        prompt = load_model()[1](output.prompt)["input_ids"]
         with torch.no_grad():
-            logits = model(torch.tensor([prompt + one.token_ids], device=model.device)).logits[0]
+            logits = model(torch.tensor([prompt + output.token_ids], device=model.device)).logits[0]
         best, second = logits[len(prompt) - 1 : -1].topk(2).values.unbind(1)
-        leads.append((one.prompt, (best - second).min().item()))
+        leads.append((output.prompt, (best - second).min().item()))
     return [pair for pair in leads if pair[1] < least]
 
 

@@ -151,8 +151,8 @@ def test_a_state_follows_the_tokens_forth_and_back():
     ids = tokenizer('{"name": "Ada", "age": -36}')["input_ids"]
     grammar = compiled(tokenizer, json=PERSON)
     state = GrammarState(grammar, 3)
-    for place in draw.choices(range(20), k=60):
-        token_ids = [5, 5, 5, *ids[:place]]
+    for length in draw.choices(range(20), k=60):
+        token_ids = [5, 5, 5, *ids[:length]]
         state.allows(token_ids, draw.choice([*ids, 0]))
         assert allowed(state, token_ids, scores) == allowed(GrammarState(grammar, 3), token_ids, scores)
 
@@ -196,7 +196,7 @@ REQUESTS = [
 def alone_in_an_engine(pair):
     engine = Engine(*pair)
     outputs = [engine.generate(prompt, params) for prompt, params in REQUESTS]
-    return [(one.token_ids, one.text, one.finish_reason) for several in outputs for one in several]
+    return [(output.token_ids, output.text, output.finish_reason) for several in outputs for output in several]
 
 
 @pytest.mark.parametrize(
@@ -212,12 +212,12 @@ def alone_in_an_engine(pair):
 )
 def test_a_structured_request_gets_the_tokens_that_it_gets_alone(embedded, config):
     (prompts, params), expected = zip(*REQUESTS, strict=True), alone_in_an_engine(embedded)
-    texts = [embedded[1](prompt)["input_ids"] for prompt, one in REQUESTS for _ in range(one.n)]
+    texts = [embedded[1](prompt)["input_ids"] for prompt, sampling in REQUESTS for _ in range(sampling.n)]
     if isinstance(proposer := config.get("speculative"), WrongAtTheEnd):
         proposer.texts = [ids + tokens for ids, (tokens, *_) in zip(texts, expected, strict=True)]
     engine = Engine(*embedded, EngineConfig(scheduler_cls=CountingScheduler, **config))
     outputs = engine.generate(list(prompts), list(params), arrivals=[0, 0, 2, 3, 5, 5, 9])
-    assert [(one.token_ids, one.text, one.finish_reason) for one in outputs] == expected
+    assert [(output.token_ids, output.text, output.finish_reason) for output in outputs] == expected
     assert bool(engine.scheduler.num_preempted) == ("num_blocks" in config)
     if isinstance(proposer, WrongAtTheEnd):
         assert engine.trace.accepted_tokens > 10, "drafts were accepted"
@@ -295,7 +295,7 @@ def test_a_grammar_is_compiled_once_for_many_requests(embedded, monkeypatch):
 
 
 def chain(rules: int, notation: str = "{}: {}\n") -> str:
-    names = ["start" if notation[2] == ":" else "root", *(f"a{place}" for place in range(rules - 1)), '"x"']
+    names = ["start" if notation[2] == ":" else "root", *(f"a{number}" for number in range(rules - 1)), '"x"']
     return "".join(notation.format(*pair) for pair in itertools.pairwise(names))
 
 
@@ -388,7 +388,7 @@ def test_the_answer_to_an_interrupted_check_is_not_read_as_that_to_the_next(comp
     assert compiler.compile(StructuredOutputs(json={"type": "string", "maxLength": 7}))
 
 
-LONG = ["b" + "".join(chr(97 + place * number % 26) for place in range(MAX_CHOICE - 1)) for number in range(1, 60)]
+LONG = ["b" + "".join(chr(97 + index * number % 26) for index in range(MAX_CHOICE - 1)) for number in range(1, 60)]
 
 
 def test_the_longest_choices_that_are_allowed_never_become_too_complex(compiler):

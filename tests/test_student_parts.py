@@ -12,9 +12,10 @@ def test_a_student_s_blocks_run_the_engine_and_change_no_token(blocks, passes):
     requests = workloads.race(4, every=1, long=12)
     config = EngineConfig(num_blocks=blocks, block_size=4, max_batch_size=4)
     engine = engine_with(solutions.grow, solutions.release, solutions.slices_of, config)
-    params = [SamplingParams(max_tokens=one.max_tokens) for one in requests]
-    outputs = engine.generate([one.prompt for one in requests], params)
-    assert [one.token_ids for one in outputs] == [one.token_ids for one in generate_continuous(requests).outputs]
+    params = [SamplingParams(max_tokens=request.max_tokens) for request in requests]
+    outputs = engine.generate([request.prompt for request in requests], params)
+    expected = generate_continuous(requests).outputs
+    assert [output.token_ids for output in outputs] == [output.token_ids for output in expected]
     assert engine.trace.forward_passes == passes
     assert sorted(engine.block_manager.free_blocks) == list(range(blocks)), "all of them are free again"
 

@@ -61,11 +61,11 @@ class GroupOfThreads(group.Group):
         self.end()
         self.threads = ThreadPoolExecutor(self.size, initializer=torch.set_num_threads, initargs=(1,))
         shares = [pickle.loads(pickle.dumps(group.share_of(self.model, rank, self.size))) for rank in range(self.size)]
-        starts = [worker.Start(rank, self.size, "", 1, 0, one, self.make_fast) for rank, one in enumerate(shares)]
+        starts = [worker.Start(rank, self.size, "", 1, 0, share, self.make_fast) for rank, share in enumerate(shares)]
         self.processes = list(self.threads.map(worker.Worker, starts))
 
-    def compute(self, one):
-        answers = list(self.threads.map(worker.Worker.compute, self.processes, [one] * self.size))
+    def compute(self, forward_pass):
+        answers = list(self.threads.map(worker.Worker.compute, self.processes, [forward_pass] * self.size))
         return torch.cat([torch.from_numpy(part) for part, _, _ in answers], dim=1), *answers[0][1:]
 
     def end(self):
@@ -140,8 +140,8 @@ def is_running(pid: int) -> bool:
 def test_tokens_equal_those_alone_and_each_block_takes_two_sums(name, sums, settings, in_threads):
     """One more sum is the embedding's, where the plan splits it."""
     engine = check_serving(name, **settings)
-    for one in engine.trace.passes:
-        assert one.traffic == (sums, sums * one.tokens * HIDDEN * 4)
+    for forward_pass in engine.trace.passes:
+        assert forward_pass.traffic == (sums, sums * forward_pass.tokens * HIDDEN * 4)
     assert engine.trace.traffic.all_reduces == sums * engine.trace.forward_passes
     pids = [] if in_threads else [process.pid for process in engine.runner.group.processes]
     assert all(map(is_running, pids))
@@ -173,7 +173,7 @@ def test_seeds_logprobs_and_structured_outputs_are_those_of_one_process(split):
     ]
     whole = make_engine(tensor_parallel_size=1, **PLAIN)
     expected, actual = whole.generate(prompts()[:4], params), split.generate(prompts()[:4], params)
-    assert [one.token_ids for one in actual] == [one.token_ids for one in expected]
+    assert [output.token_ids for output in actual] == [output.token_ids for output in expected]
     for ours, theirs in zip(actual[-1].logprobs, expected[-1].logprobs, strict=True):
         assert ours.keys() == theirs.keys()
         assert list(ours.values()) == pytest.approx(list(theirs.values()), abs=1e-3)
@@ -183,15 +183,15 @@ def test_beams_are_those_of_one_process(split):
     whole = make_engine(tensor_parallel_size=1, **PLAIN)
     for prompt in prompts()[:2]:
         ours, theirs = (engine.beam_search(prompt, beam_width=3, max_tokens=6) for engine in (split, whole))
-        assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
+        assert [output.token_ids for output in ours] == [output.token_ids for output in theirs]
 
 
 @pytest.mark.usefixtures("in_threads")
 @pytest.mark.parametrize("quantized", [{"weights": "int4", "kv_cache": "int8"}, {"weights": "int8"}])
 def test_quantized_models_give_the_tokens_of_one_process(quantized):
     ours, theirs = make_engine(**quantized, **FAST), make_engine(**quantized, tensor_parallel_size=1, **PLAIN)
-    found = [one.generate(prompts()[:4], SamplingParams(max_tokens=10)) for one in (ours, theirs)]
-    assert [one.token_ids for one in found[0]] == [one.token_ids for one in found[1]]
+    found = [engine.generate(prompts()[:4], SamplingParams(max_tokens=10)) for engine in (ours, theirs)]
+    assert [output.token_ids for output in found[0]] == [output.token_ids for output in found[1]]
 
 
 @pytest.mark.usefixtures("in_threads")
@@ -202,8 +202,8 @@ def test_changed_weights_reach_the_processes():
     draw_weights(model, seed=1)
     expected = Engine(model, tokenizer()).generate(prompts()[:2], SHORT)
     after = engine.generate(prompts()[:2], SHORT)
-    assert [one.token_ids for one in after] == [one.token_ids for one in expected]
-    assert [one.token_ids for one in before] != [one.token_ids for one in expected]
+    assert [output.token_ids for output in after] == [output.token_ids for output in expected]
+    assert [output.token_ids for output in before] != [output.token_ids for output in expected]
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
@@ -235,13 +235,13 @@ def test_a_failed_process_fails_its_pass_within_seconds_and_the_engine_goes_on(h
         split.add_request(prompt, params, id)
     outputs = {}
     for _ in range(2):
-        outputs |= {one.request_id: one for one in split.step()}
+        outputs |= {output.request_id: output for output in split.step()}
     bystander = split.scheduler.requests[2][0]
     split.scheduler.hold(bystander)  # it has keys, and is not in the pass
     old = list(split.runner.group.processes)
     harm(split)
     begin = time.monotonic()
-    outputs |= {one.request_id: one for one in split.step()}
+    outputs |= {output.request_id: output for output in split.step()}
     assert time.monotonic() - begin < 10
     assert all(message in outputs[id].error and "Send the request again" in outputs[id].error for id in (0, 1))
     assert all(process.poll() is not None for process in old)
@@ -249,7 +249,7 @@ def test_a_failed_process_fails_its_pass_within_seconds_and_the_engine_goes_on(h
     for id, (prompt, params) in enumerate(ours[:2]):
         split.add_request(prompt, params, f"again {id}")
     while split.has_unfinished_requests():
-        outputs |= {one.request_id: one for one in split.step()}
+        outputs |= {output.request_id: output for output in split.step()}
     assert [outputs[id].token_ids for id in ("again 0", "again 1", 2)] == alone.tokens[:3]
 
 

@@ -70,8 +70,9 @@ def test_training_moves_only_the_small_matrices_and_what_is_saved_computes_the_s
     assert after < before - 0.3
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {f"{path}.{matrix}" for path in adapted for matrix in "ab"}
-    kept = {name.replace(".layer.", "."): one for name, one in model.named_parameters() if name not in trained}
-    assert all(torch.equal(kept[name], one) for name, one in base.named_parameters())
+    others = {name: parameter for name, parameter in model.named_parameters() if name not in trained}
+    kept = {name.replace(".layer.", "."): parameter for name, parameter in others.items()}
+    assert all(torch.equal(kept[name], parameter) for name, parameter in base.named_parameters())
     train_adapters.save_adapter(tmp_path, adapted)
     ids = torch.tensor([tokenizer("Once upon a time, a lonely owl")["input_ids"]])
     with torch.no_grad():

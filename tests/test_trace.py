@@ -138,12 +138,12 @@ def test_retimed_the_iterations_follow_each_other_and_keep_their_counts(continuo
 def test_a_trace_may_forget_all_but_the_last_iterations():
     """It remembers which request holds which row, and its counts cover the iterations that it keeps."""
     trace, whole = Trace(rows=2, keep=3), Trace(rows=2)
-    for one in (trace, whole):
-        one.add([prefill("a", 2)], 0.0, 1.0, step=0)
-        one.add([decode("a"), prefill("b", 3)], 1.0, 1.0, step=1)
-        one.free(["a"])
+    for recording in (trace, whole):
+        recording.add([prefill("a", 2)], 0.0, 1.0, step=0)
+        recording.add([decode("a"), prefill("b", 3)], 1.0, 1.0, step=1)
+        recording.free(["a"])
         for step in range(2, 9):
-            one.add([decode("b")], float(step), 1.0, step=step)
+            recording.add([decode("b")], float(step), 1.0, step=step)
     assert list(trace.passes) == list(whole.passes)[-3:] and whole.forward_passes == 9
     assert (trace.forward_passes, trace.steps, trace.slot_steps, trace.output_tokens) == (3, 3, 6, 3)
     assert rows(trace) == [[(None, "empty"), ("b", "decode")]] * 3

@@ -66,7 +66,7 @@ def test_a_trace_at_another_rate_keeps_its_pattern():
 @pytest.mark.parametrize("name", TRACES)
 def test_a_synthetic_trace_has_the_statistics_that_it_claims(name):
     requests, claimed = list(synthetic_trace(name, 20_000, 4.0)), TRACES[name]
-    prompts, outputs = [one.prompt for one in requests], [one.output_tokens for one in requests]
+    prompts, outputs = [request.prompt for request in requests], [request.output_tokens for request in requests]
     gaps = [later.arrival - earlier.arrival for earlier, later in itertools.pairwise(requests)]
     assert statistics.median(prompts) == pytest.approx(claimed.prompt_median, rel=0.05)
     assert statistics.mean(prompts) == pytest.approx(claimed.prompt_mean, rel=0.08)  # the longest are cut off

@@ -19,4 +19,4 @@ def test_prompts_are_unequal_and_requests_fit_into_the_context(workload):
     assert len({request.prompt for request in requests}) == 64
     assert len(set(lengths)) > 5
     assert workload is not workloads.pages or min(lengths) > 340
-    assert all(n + one.max_tokens <= model.config.n_positions for n, one in zip(lengths, requests, strict=True))
+    assert all(n + request.max_tokens <= model.config.n_positions for n, request in zip(lengths, requests, strict=True))

@@ -18,7 +18,7 @@ INFO = ModelInfo(vocab_size=10, context_length=100, eos_token_ids=frozenset([0])
 
 def next_token(context: list[int], index: int) -> int:
     """Return the token that follows a context, which every token and the order of the tokens decide."""
-    return sum((place + 2) * token for place, token in enumerate(context, start=index)) * 7 % 11 % 10
+    return sum((position + 2) * token for position, token in enumerate(context, start=index)) * 7 % 11 % 10
 
 
 def tokens_alone(prompt: list[int], max_tokens: int, index: int) -> list[int]:
@@ -43,10 +43,10 @@ class ContextRunner:
         for sequence in plan.released:
             self.rows.pop(sequence, None)
         for source, destination in plan.block_copies:
-            for place in range(self.block_size):
-                if source * self.block_size + place in self.slots:
-                    slot = self.slots[source * self.block_size + place]
-                    self.slots[destination * self.block_size + place] = slot
+            for offset in range(self.block_size):
+                if source * self.block_size + offset in self.slots:
+                    slot = self.slots[source * self.block_size + offset]
+                    self.slots[destination * self.block_size + offset] = slot
         for chunk in plan.chunks:
             self.write(chunk)
         sampled = {chunk.sequence: self.sample(chunk) for chunk in plan.chunks if chunk.samples_token}
@@ -64,16 +64,16 @@ class ContextRunner:
             assert len(row) == chunk.start, "the row of a sequence that was released is still there"
             row += chunk.token_ids
         else:
-            for place, token in enumerate(chunk.token_ids, start=chunk.start):
-                self.slots[self.slot(chunk, place)] = token
+            for position, token in enumerate(chunk.token_ids, start=chunk.start):
+                self.slots[self.slot(chunk, position)] = token
 
     def context(self, chunk: Chunk) -> list[int]:
         if self.num_blocks is None:
             return self.rows[chunk.sequence]
-        return [self.slots[self.slot(chunk, place)] for place in range(chunk.start + chunk.tokens)]
+        return [self.slots[self.slot(chunk, position)] for position in range(chunk.start + chunk.tokens)]
 
-    def slot(self, chunk: Chunk, place: int) -> int:
-        return chunk.block_table[place // self.block_size] * self.block_size + place % self.block_size
+    def slot(self, chunk: Chunk, position: int) -> int:
+        return chunk.block_table[position // self.block_size] * self.block_size + position % self.block_size
 
 
 class Caller:
@@ -116,16 +116,16 @@ class Caller:
 def check_state(engine: EngineCore) -> None:
     """Check that queues, rows and blocks agree with one another."""
     scheduler, queue, blocks = engine.scheduler, engine.scheduler.waiting, engine.block_manager
-    waiting, held = list(queue), [one for one in scheduler.held if one not in scheduler.running]
-    places = Counter([*waiting, *scheduler.running, *held])
-    assert places == Counter(list(scheduler.unfinished)), "a sequence is in no queue, or in two"
-    assert [one for group in scheduler.requests.values() for one in group] == list(scheduler.unfinished)
+    waiting, held = list(queue), [sequence for sequence in scheduler.held if sequence not in scheduler.running]
+    queued = Counter([*waiting, *scheduler.running, *held])
+    assert queued == Counter(list(scheduler.unfinished)), "a sequence is in no queue, or in two"
+    assert [sequence for group in scheduler.requests.values() for sequence in group] == list(scheduler.unfinished)
     assert not any(sequence.finish_reason for sequence in scheduler.unfinished)
     assert set(queue._added_at) == set(scheduler.unfinished)
     assert waiting == sorted(waiting, key=lambda sequence: sequence.number)
     for attribute, groups in queue._groups.items():
         assert sorted(groups) == queue._values[attribute]
-        assert Counter(one for group in groups.values() for one in group) == Counter(waiting)
+        assert Counter(sequence for group in groups.values() for sequence in group) == Counter(waiting)
     assert all(sequence.computed == 0 for sequence in [*waiting, *held])
     for sequence in scheduler.unfinished:
         assert len(sequence.token_times) == sequence.generated
@@ -135,8 +135,8 @@ def check_state(engine: EngineCore) -> None:
             {block: count for block, count in enumerate(blocks.references) if count}
         )
         used = [block for block, count in enumerate(blocks.references) if count]
-        places = sorted([*blocks._free, *used, *blocks._cached])
-        assert places == list(range(blocks.num_blocks)), "a block is lost, or twice"
+        all_blocks = sorted([*blocks._free, *used, *blocks._cached])
+        assert all_blocks == list(range(blocks.num_blocks)), "a block is lost, or twice"
         assert not blocks.copies
         assert {block: digest for digest, block in blocks._block_of.items()} == blocks._hash_of
         assert set(blocks._cached) <= set(blocks._hash_of)
@@ -150,10 +150,10 @@ def check_outputs(caller: Caller) -> None:
         prompt, max_tokens, _ = caller.requests[name]
         alone = tokens_alone(prompt, max_tokens, index)
         letters = "".join(" abcdefghi"[token] for token in alone if token)
-        assert [one.finish_reason is not None for one in outputs] == [False] * (len(outputs) - 1) + [True]
-        tokens = [token for one in outputs for token in one.new_token_ids]
+        assert [output.finish_reason is not None for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        tokens = [token for output in outputs for token in output.new_token_ids]
         assert tokens == outputs[-1].token_ids and len(outputs[-1].token_times) == len(tokens), "lost or repeated"
-        text = "".join(one.new_text for one in outputs)
+        text = "".join(output.new_text for output in outputs)
         assert text == outputs[-1].text
         if outputs[-1].finish_reason == "abort":
             assert name in caller.aborted and tokens == alone[: len(tokens)] and letters.startswith(text)

@@ -164,7 +164,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data(), gap=st.integers(0, 3))
     def generate(self, data, gap):
         requests = self.draw_requests(data)
-        arrivals = [gap * place for place in range(len(requests))][::-1]
+        arrivals = [gap * index for index in range(len(requests))][::-1]
         outputs = self.engine.generate(*zip(*requests, strict=True), arrivals=arrivals)
         expected = [(request, index) for request in requests for index in range(request[1].n)]
         for (request, index), output in zip(expected, outputs, strict=True):
@@ -266,8 +266,8 @@ class EngineMachine(RuleBasedStateMachine):
             assert output.request_id in self.may_fail and output.error == "ForwardFailed: on purpose"
         assert (output.error is None) == (output.finish_reason != "error")
         if params.logprobs is not None:
-            for one, other in zip(output.logprobs, expected.logprobs[: len(given)], strict=True):
-                assert one == pytest.approx(other, abs=1e-3)
+            for scores, expected_scores in zip(output.logprobs, expected.logprobs[: len(given)], strict=True):
+                assert scores == pytest.approx(expected_scores, abs=1e-3)
         assert len(output.token_times) == len(given)
         assert [output.arrival, *output.token_times] == sorted([output.arrival, *output.token_times])
 
@@ -276,7 +276,7 @@ class EngineMachine(RuleBasedStateMachine):
         check_state(self.engine)
         assert len(self.engine.scheduler.running) <= self.engine.config.max_batch_size
         if (blocks := self.engine.block_manager) is not None:
-            assert all(len(table) == blocks.blocks_for(one.computed) for one, table in blocks.tables.items())
+            assert all(len(table) == blocks.blocks_for(sequence.computed) for sequence, table in blocks.tables.items())
 
     def check_the_trace(self):
         """Rows and tokens agree with the outputs. In padded execution, which never preempts, prefills do, too."""

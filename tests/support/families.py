@@ -338,7 +338,7 @@ def count_near_ties(model, prompt: str, output: list[int], margin: float) -> int
 def first_difference(expected: list[int], actual: list[int]) -> int | None:
     """Return the index of the first token in which two outputs differ; None if there is none."""
     pairs = enumerate(zip(expected, actual, strict=False))
-    return next((index for index, (one, other) in pairs if one != other), None)
+    return next((index for index, (expected_token, token) in pairs if expected_token != token), None)
 
 
 # --- the matrix -------------------------------------------------------------------------------------------------------

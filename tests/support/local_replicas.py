@@ -24,7 +24,7 @@ ENOUGH = 10_000  # permits
 class LocalReplica:
     """A replica in this process. `lose` and `hang` do to it what can happen to a process.
 
-    It makes as many iterations as it has permits. The token at each place of a sequence is the number of the place.
+    It makes as many iterations as it has permits. The token at each position of a sequence is the position itself.
     """
 
     def __init__(self, name: str, shut: bool):
@@ -40,15 +40,15 @@ class LocalReplica:
         return 1.0
 
     async def report(self) -> Report:
-        asked = [asyncio.ensure_future(one) for one in (next_report(self.replica), self._lost.wait())]
+        futures = [asyncio.ensure_future(coroutine) for coroutine in (next_report(self.replica), self._lost.wait())]
         try:
-            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
             if self._lost.is_set():
                 raise ReplicaLost("its process has ended")
-            return asked[0].result()
+            return futures[0].result()
         finally:
-            for one in asked:
-                one.cancel()
+            for future in futures:
+                future.cancel()
 
     def lose(self) -> None:
         self._lost.set()
@@ -118,9 +118,9 @@ async def running(
             yield client
         finally:
             await client.stop()
-            for one in started:
-                one.kill()
-                await one.replica.stop()
+            for replica in started:
+                replica.kill()
+                await replica.replica.stop()
 
 
 def http_client(client: ReplicaClient, **options) -> httpx.AsyncClient:
@@ -132,7 +132,8 @@ def http_client(client: ReplicaClient, **options) -> httpx.AsyncClient:
 def is_empty(client: ReplicaClient) -> bool:
     return not (
         client.num_in_flight or client._streams or client._num_unfinished or client._aborted
-        or client.dispatcher.requests or any(one.outstanding_tokens for one in client.dispatcher.replicas.values())
+        or client.dispatcher.requests
+        or any(replica.outstanding_tokens for replica in client.dispatcher.replicas.values())
     )  # fmt: skip
 
 
