@@ -56,7 +56,7 @@ export function makeFleet(python) {
       results.push(toJS(module.run(given, size)));
       $("progress").value = results.length;
       if (results.length === 1) drawReplicas(results[0]);
-      drawSizes([...results].sort((one, other) => one.size - other.size), settings.replicas);
+      drawSizes([...results].sort((a, b) => a.size - b.size), settings.replicas);
     }
     given.destroy();
     $("progress").hidden = true;
@@ -82,12 +82,12 @@ const chosen = () => Object.fromEntries(
   [...Object.keys(CHOICES).map((name) => [name, $(name).value]), ...Object.keys(LABELS).map((name) => [name, Number($(name).value)])]);
 
 function answer(results, settings) {
-  const enough = results.filter((one) => one.within >= module.SHARE);
+  const enough = results.filter((fleet) => fleet.within >= module.SHARE);
   const limits = `TTFT up to ${settings.ttft_limit} ms and TPOT up to ${settings.tpot_limit} ms`;
   const served = `To serve ${percent(module.SHARE)} of the requests with ${limits},`;
   const replicas = (name) => `${name} replica${name === "1" ? "" : "s"}`;
   if (!enough.length) return `${served} ${replicas(results[0].name)} ${results[0].name === "1" ? "is" : "are"} too few.`;
-  const [least] = enough.sort((one, other) => one.mean_size - other.mean_size || one.size - other.size);
+  const [least] = enough.sort((a, b) => a.mean_size - b.mean_size || a.size - b.size);
   return `${served} the smallest of these fleets has ${replicas(least.name)}.`;
 }
 
@@ -97,29 +97,29 @@ const cell = (...content) => element("td", {}, ...content);
 const head = (text) => element("th", { scope: "row", textContent: text });
 
 function drawSizes(results, chosenSize) {
-  $("sizes").replaceChildren(...results.map((one) => {
-    const bar = element("span", { className: "pg-bar", style: `--share:${100 * one.within}%` });
-    const row = element("tr", {}, head(one.name), element("td", { className: "pg-bar-cell" }, bar), cell(percent(one.within)),
-      cell(one.goodput.toPrecision(3)), ...one.ttft.map((value) => cell(milliseconds(value))), cell(one.mean_size.toFixed(1)), cell(percent(one.busy)));
-    if (one.size === chosenSize) row.setAttribute("aria-current", "true");
+  $("sizes").replaceChildren(...results.map((fleet) => {
+    const bar = element("span", { className: "pg-bar", style: `--share:${100 * fleet.within}%` });
+    const row = element("tr", {}, head(fleet.name), element("td", { className: "pg-bar-cell" }, bar), cell(percent(fleet.within)),
+      cell(fleet.goodput.toPrecision(3)), ...fleet.ttft.map((value) => cell(milliseconds(value))), cell(fleet.mean_size.toFixed(1)), cell(percent(fleet.busy)));
+    if (fleet.size === chosenSize) row.setAttribute("aria-current", "true");
     return row;
   }));
 }
 
 function drawReplicas(result) {
   const { pictures } = result, highest = {}, count = (number) => number.toLocaleString("en");
-  const last = Math.max(...pictures.map((one) => one.times.at(-1) ?? 0));
+  const last = Math.max(...pictures.map((picture) => picture.times.at(-1) ?? 0));
   for (const { unit, values } of pictures) highest[unit] = Math.max(1, highest[unit] ?? 0, ...values);
   const heights = Object.entries(highest).map(([unit, most]) => `${count(most)} ${unit}`).join(" or ");
-  const missing = pictures.flatMap((one) => one.missing);
+  const missing = pictures.flatMap((picture) => picture.missing);
   $("replicas-text").textContent = `Replicas: ${result.name}, as the router sees them at each arrival, ` +
     `from 0 to ${last.toFixed(1)} s. Every picture is ${heights} high.` +
     (missing.length ? ` The first replica is missing from ${missing[0].toFixed(1)} to ${missing[1].toFixed(1)} s.` : "") +
     (result.moved ? ` Requests that moved to another replica: ${count(result.moved)}; computed tokens that were lost: ${count(result.lost_tokens)}.` : "") +
     (result.cached ? ` ${percent(result.cached)} of all prompt tokens are in the chosen replica's cache when their request arrives.` : "");
-  $("loads").replaceChildren(...pictures.map((one) => element("tr", {}, head(one.name),
-    element("td", { className: "pg-load-cell" }, area(one, highest[one.unit], last || 1)),
-    cell(count(Math.max(0, ...one.values))), cell(one.requests ?? ""), cell(one.requests == null ? "" : percent(one.busy)))));
+  $("loads").replaceChildren(...pictures.map((picture) => element("tr", {}, head(picture.name),
+    element("td", { className: "pg-load-cell" }, area(picture, highest[picture.unit], last || 1)),
+    cell(count(Math.max(0, ...picture.values))), cell(picture.requests ?? ""), cell(picture.requests == null ? "" : percent(picture.busy)))));
 }
 
 // A curve with steps, as a value holds until the next one. `missing` is the time without a replica.

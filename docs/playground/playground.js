@@ -94,10 +94,10 @@ function draw(state) {
   $("status").textContent = `Iteration ${state.iteration} computed ${tokens} of at most ${budget} tokens for ${chunks.length} requests.` +
     (preempted.length ? ` Preempted: ${preempted.join(", ")}.` : "") + (state.finished ? " All requests are finished." : "");
   panel("queue").replaceChildren(...(state.waiting.length ? state.waiting.flatMap((request) => [chip(request), " "]) : ["empty"]));
-  panel("running").replaceChildren(...state.running.map((one) => {
-    const total = one.prompt + one.max_tokens;
-    const bar = element("span", { className: "pg-progress", style: `--c:${color(one.request)};--computed:${100 * one.computed / total}%` });
-    return element("div", { className: "pg-row" }, chip(one.request), bar, `${one.generated} of ${one.max_tokens} tokens`);
+  panel("running").replaceChildren(...state.running.map((sequence) => {
+    const total = sequence.prompt + sequence.max_tokens;
+    const bar = element("span", { className: "pg-progress", style: `--c:${color(sequence.request)};--computed:${100 * sequence.computed / total}%` });
+    return element("div", { className: "pg-row" }, chip(sequence.request), bar, `${sequence.generated} of ${sequence.max_tokens} tokens`);
   }));
   panel("budget").replaceChildren(...chunks.map((chunk) => element("span", {
     className: `pg-part ${chunk.work}`, style: `--c:${color(chunk.request)};width:${100 * chunk.tokens / budget}%`,
