@@ -177,7 +177,7 @@ def test_narrow_models_are_invariant_beside_prompts_of_any_length(kind, hidden, 
 @needs_kernels
 def test_a_model_without_kernels_for_all_of_its_parts_is_refused(model):
     for changed, said in (
-        ({"hidden_act": "relu"}, "no kernel computes the activation of block 0"),
+        ({"hidden_act": "sigmoid"}, "no kernel computes the activation of block 0"),
         ({ROPE: {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "its (positions|blocks)"),
     ):
         config = copy.deepcopy(model.config)

@@ -19,6 +19,7 @@ from helpers.runners import RaggedRunner
 from tests.support.families import FAMILIES, build, by_name, skip_unless_ragged
 
 RECOGNIZED = {"gpt2", "llama", "llama (3.1)", "mistral", "phi3", "phi3 (longrope)", "qwen2", "qwen3", "starcoder2"}
+RECOGNIZED |= {"gemma3_text", "gpt_neox", "opt"}
 OLDEST = transformers.__version__.startswith("4.")
 if not OLDEST:
     RECOGNIZED.add("gemma")  # transformers 4 scales its embeddings outside of them
