@@ -28,7 +28,7 @@ KNOWN_ATTRIBUTES = (
     | {"embed_dim", "is_cross_attention", "num_heads", "pruned_heads", "scale_attn_by_inverse_layer_idx"}
     | {"reorder_and_upcast_attn", "scale_attn_weights", "sliding_window", "split_size", "variance_epsilon"}
     | {"num_key_value_heads", "residual_dropout", "head_size", "rotary_ndims", "use_parallel_residual"}
-    | {"attn_logit_softcapping", "is_sliding", "dropout", "enable_bias", "do_layer_norm_before"}
+    | {"attn_logit_softcapping", "is_sliding", "dropout", "enable_bias", "do_layer_norm_before", "qk_layernorm"}
 )
 
 
