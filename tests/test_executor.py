@@ -19,9 +19,11 @@ from helpers.runners import RaggedRunner
 from tests.support.families import FAMILIES, build, by_name, skip_unless_ragged
 
 RECOGNIZED = {"gpt2", "llama", "llama (3.1)", "mistral", "phi3", "phi3 (longrope)", "qwen2", "qwen3", "starcoder2"}
+RECOGNIZED |= {"gpt_neox", "opt", "phi"}
 OLDEST = transformers.__version__.startswith("4.")
 if not OLDEST:
-    RECOGNIZED.add("gemma")  # transformers 4 scales its embeddings outside of them
+    # transformers 4 scales Gemma's embeddings outside of them, and has two modules for Gemma 3's positions.
+    RECOGNIZED |= {"gemma", "gemma3_text"}
 COMPILED = [False] if kernels.unavailable() else [False, True]
 in_both_ways = pytest.mark.parametrize("compiled", COMPILED, ids=lambda compiled: "kernels" if compiled else "PyTorch")
 

@@ -74,7 +74,7 @@ class InvariantExecutor(Executor):
 
     def __init__(self, *parts):
         super().__init__(*parts)
-        self._table: list[torch.Tensor] = []  # cos and sin, [positions, rotated numbers of a head] each
+        self._table: list[torch.Tensor] = []  # cos and sin, [rotations, positions, rotated numbers of a head] each
 
     def __call__(self, *row) -> torch.Tensor:
         if self.is_hooked():
@@ -83,12 +83,13 @@ class InvariantExecutor(Executor):
 
     def cos_and_sin(self, hidden: torch.Tensor, positions: torch.Tensor) -> Rotary:
         last = int(positions.max())
-        while not self._table or len(self._table[0]) <= last:
-            start = len(self._table[0]) if self._table else 0
-            rows = super().cos_and_sin(hidden, torch.arange(start, start + POSITIONS, device=hidden.device))
-            self._table = [torch.cat(pair) for pair in zip(self._table, rows, strict=True)] if self._table else [*rows]
+        while not self._table or self._table[0].shape[1] <= last:
+            start = self._table[0].shape[1] if self._table else 0
+            more = super().cos_and_sin(hidden, torch.arange(start, start + POSITIONS, device=hidden.device))
+            table = zip(self._table, more, strict=True) if self._table else ([tensor] for tensor in more)
+            self._table = [torch.cat(list(parts), dim=1) for parts in table]
         cos, sin = self._table
-        return cos[positions], sin[positions]
+        return cos[:, positions], sin[:, positions]
 
     def _executor(self, hidden, row) -> PlainExecutor:
         return self.plain
@@ -116,8 +117,9 @@ def _problems(decoder: Decoder) -> Iterator[str]:
     if not _has_kernel(decoder.final_norm, decoder):
         yield "no kernel computes the last norm: its dtype is not the model's"
     rope = getattr(decoder.rotary, "rope_type", "default")
-    if "dynamic" in rope or rope == "longrope":
-        yield f"its positions ({rope}) depend on the longest sequence of a pass"
+    for kind in rope.values() if isinstance(rope, dict) else [rope]:
+        if "dynamic" in kind or kind == "longrope":
+            yield f"its positions ({kind}) depend on the longest sequence of a pass"
 
 
 def _has_kernel(norm: nn.Module, decoder: Decoder) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from torch.nn.functional import embedding
 from torch.nn.modules import module as all_modules
 
 from ..runners.attention import AttentionMetadata
@@ -64,8 +65,8 @@ class Executor:
             return self._usual(token_ids, positions, columns, row)
         decoder, rotary = self.decoder, None
         hidden = decoder.embedding(token_ids)
-        if decoder.learned_positions is not None:
-            hidden = hidden + decoder.learned_positions(positions)
+        if (learned := decoder.learned_positions) is not None:
+            hidden = hidden + embedding(positions + getattr(learned, "offset", 0), learned.weight)
         if decoder.rotary is not None:
             rotary = self.cos_and_sin(hidden, positions)
         update = self._executor(hidden, row)(hidden, rotary, row)
@@ -75,8 +76,9 @@ class Executor:
 
     def cos_and_sin(self, hidden: torch.Tensor, positions: torch.Tensor) -> Rotary:
         """Return those of the positions [T], in the dtype of the hidden states."""
-        cos, sin = self.decoder.rotary(hidden, positions[None])
-        return cos[0], sin[0]
+        kinds = [(kind,) for kind in self.decoder.rotation_kinds] or [()]
+        rotations = [self.decoder.rotary(hidden, positions[None], *kind) for kind in kinds]
+        return tuple(map(torch.cat, zip(*rotations, strict=True)))
 
     def _executor(self, hidden: torch.Tensor, row: AttentionMetadata) -> Callable[..., torch.Tensor]:
         """Return what computes the blocks for this row: in one call, if possible."""

@@ -114,7 +114,7 @@ class FusedExecutor:
         `adapted` describes the rows that have adapters.
         """
         segments = kernel_segments(row, with_chunks=True)
-        self._sizes.rotated = rotary[0].shape[1] if rotary else 0
+        self._sizes.rotated = rotary[0].shape[2] if rotary else 0
         return kernels.compute_blocks(self._blocks, self._sizes, hidden, rotary, row.slots, segments, adapted)
 
     def _wins_chunks(self, dtype: torch.dtype) -> bool:
@@ -131,6 +131,8 @@ class FusedExecutor:
             slots=self.pool.num_slots,
             activation=activation_kind(decoder.blocks[0].activation),
             gated=decoder.family.is_gated,
+            parallel=decoder.family.is_parallel,
+            interleaved=decoder.family.is_interleaved,
         )
 
     def _has_kernels(self, packed: list[Weight]) -> bool:
@@ -193,6 +195,7 @@ class FusedExecutor:
             values=kernels.Cache.from_vectors(self.pool.layers[layer][1]),
             scale=self.decoder.head_dim**-0.5 if settings.scaling is None else settings.scaling,
             window=kernels.NO_WINDOW if settings.window is None else settings.window,
+            rotation=self.decoder.rotations[layer],
         )
 
 

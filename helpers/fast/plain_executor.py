@@ -14,7 +14,8 @@ from ..runners.attention import AttentionMetadata, AttentionSettings, attend_row
 from . import kernels
 from .decoder_blocks import Block, Decoder, activation_kind, epsilon
 
-Rotary = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the tokens' positions, [T, rotated numbers of a head] each
+# cos and sin of the tokens' positions, [rotations, T, rotated numbers of a head] each
+Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass
@@ -34,12 +35,18 @@ class PlainExecutor:
         """Add the updates of all blocks but the last to the hidden states [T, size]; return the last update."""
         update = None
         for layer, block in enumerate(self.decoder.blocks):
-            heads = self._heads(block, self.add_norm(hidden, update, block.attention_norm), rotary)
+            angles = rotary and tuple(tensor[self.decoder.rotations[layer]] for tensor in rotary)
+            heads = self._heads(block, self.add_norm(hidden, update, block.attention_norm), angles)
             query, key, value = (tensor.transpose(0, 1) for tensor in heads)
             attended = attend_row(row, layer, query, key, value, self.settings[layer])
-            update = block.attention_output(attended.flatten(1))
-            inputs = self._linear(block.mlp_inputs, self.add_norm(hidden, update, block.mlp_norm))
-            update = block.mlp_output(self._activate(block, inputs))
+            update = self._norm(block.attention_output(attended.flatten(1)), block.attention_post_norm)
+            if self.decoder.family.is_parallel:
+                x = self.add_norm(hidden, None, block.mlp_norm)
+                hidden += update
+            else:
+                x = self.add_norm(hidden, update, block.mlp_norm)
+            inputs = self._linear(block.mlp_inputs, x)
+            update = self._norm(block.mlp_output(self._activate(block, inputs)), block.mlp_post_norm)
         return update
 
     def add_norm(self, hidden: torch.Tensor, update: torch.Tensor | None, norm: nn.Module) -> torch.Tensor:
@@ -53,11 +60,18 @@ class PlainExecutor:
             hidden += update
         return norm(hidden)
 
+    def _norm(self, update: torch.Tensor, norm: nn.Module | None) -> torch.Tensor:
+        return update if norm is None else self.add_norm(update, None, norm)
+
     def _heads(self, block: Block, x: torch.Tensor, rotary: Rotary | None) -> list[torch.Tensor]:
         """Return queries, keys and values, [T, heads, head dim] each."""
         decoder = self.decoder
-        sizes = [count * decoder.head_dim for count in (decoder.heads, decoder.kv_heads, decoder.kv_heads)]
-        heads = [output.unflatten(1, (-1, decoder.head_dim)) for output in self._linear(block.qkv, x, sizes)]
+        if decoder.family.is_interleaved:
+            heads = block.qkv[0](x).unflatten(1, (decoder.heads, 3, decoder.head_dim))
+            heads = [tensor.contiguous() for tensor in heads.unbind(2)]
+        else:
+            sizes = [count * decoder.head_dim for count in (decoder.heads, decoder.kv_heads, decoder.kv_heads)]
+            heads = [tensor.unflatten(1, (-1, decoder.head_dim)) for tensor in self._linear(block.qkv, x, sizes)]
         for n, norm in enumerate((block.query_norm, block.key_norm)):
             if norm is not None:
                 heads[n] = self.add_norm(heads[n].flatten(0, 1), None, norm).view(heads[n].shape)

@@ -9,6 +9,7 @@ rounding. On the way, the trial notes what each layer asks of attention: its win
 
 import copy
 from collections.abc import Set
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -26,7 +27,8 @@ KNOWN_ATTRIBUTES = (
     | {"attention_dropout", "head_dim", "is_causal", "layer_idx", "layer_type", "num_key_value_groups", "scaling"}
     | {"embed_dim", "is_cross_attention", "num_heads", "pruned_heads", "scale_attn_by_inverse_layer_idx"}
     | {"reorder_and_upcast_attn", "scale_attn_weights", "sliding_window", "split_size", "variance_epsilon"}
-    | {"num_key_value_heads", "residual_dropout"}
+    | {"num_key_value_heads", "residual_dropout", "head_size", "rotary_ndims", "use_parallel_residual"}
+    | {"attn_logit_softcapping", "is_sliding", "dropout", "enable_bias", "do_layer_norm_before", "qk_layernorm"}
 )
 
 
@@ -46,7 +48,8 @@ def find_executor(runner, kind: type[Executor] = Executor) -> Executor | None:
         trial_runner.pool, trial_runner.block_size = KVPool(NUM_BLOCKS, BLOCK_SIZE), BLOCK_SIZE
     try:
         expected = torch.cat(list(trial_passes(usual.forward)))
-        executor.settings += [usual.attention_settings[layer] for layer in range(len(usual.attention_settings))]
+        settings = [usual.attention_settings[layer] for layer in range(len(usual.attention_settings))]
+        executor.settings += [replace(layer, scaling=None) for layer in settings] if family.scales_queries else settings
         actual = torch.cat(list(trial_passes(fast.forward)))
     except Exception:  # another kind of model with these modules may raise anything
         return None
@@ -57,25 +60,37 @@ def _is_of(model: nn.Module, family: Family) -> bool:
     """Return whether the model's type and all modules that an executor would bypass are known."""
     if getattr(getattr(model, "config", None), "model_type", None) not in family.types:
         return False
-    base = getattr(model, family.base, None)
-    parts = {family.embedding, family.learned_positions, family.rotary, family.blocks, family.final_norm} - {None}
-    if not _is_unmodified(model, {family.base, "lm_head"}) or not _is_unmodified(base, parts, family.dropouts):
+    head = {name for name, module in model._modules.items() if module is model.get_output_embeddings()}
+    if not _has_parts(model, {family.base} | head):
         return False
-    return _is_norm(getattr(base, family.final_norm), family) and all(
-        _is_block(block, family) for block in getattr(base, family.blocks)
-    )
+    base = model.get_submodule(family.base)
+    parts = {family.embedding, family.learned_positions, family.rotary, family.blocks, family.final_norm} - {None}
+    if not _has_parts(base, parts, family.dropouts) or not _is_norm(getattr(base, family.final_norm), family):
+        return False
+    return all(_is_block(block, family) for block in getattr(base, family.blocks))
 
 
 def _is_block(block: nn.Module, family: Family) -> bool:
     """Return whether a block consists of the parts of the family and nothing else."""
-    norms = {family.attention_norm, family.query_norm, family.key_norm, family.mlp_norm} - {None}
-    layers = {*family.qkv, family.attention_output, *family.mlp_inputs, family.activation, family.mlp_output}
-    for parent in {path.rpartition(".")[0] for path in layers | {""}}:
-        module = block._modules.get(parent) if parent else block
-        children, dropouts = _children(parent, norms | layers), _children(parent, family.dropouts)
-        if not (_is_unmodified(module, children, dropouts) and _public_attributes(module) <= KNOWN_ATTRIBUTES):
-            return False
-    return all(_is_norm(block.get_submodule(path), family) for path in norms)
+    norms = {getattr(family, name) for name in kernels.NORMS} - {None}
+    parts = {*norms, *family.qkv, family.attention_output, *family.mlp_inputs, family.activation, family.mlp_output}
+    if not _has_parts(block, parts, family.dropouts):
+        return False
+    known = all(_public_attributes(block.get_submodule(parent)) <= KNOWN_ATTRIBUTES for parent in _parents(parts))
+    return known and all(_is_norm(block.get_submodule(path), family) for path in norms)
+
+
+def _has_parts(module: nn.Module, paths: Set[str], dropouts: Set[str] = frozenset()) -> bool:
+    """Return whether a module consists of these parts, in modules with transformers' code, and of nothing else."""
+    return all(
+        _is_unmodified(module.get_submodule(parent), _children(parent, paths), _children(parent, dropouts))
+        for parent in _parents(paths)
+    )
+
+
+def _parents(paths: Set[str]) -> list[str]:
+    """Return the paths of the modules that have these parts, the outermost first."""
+    return sorted({path.rpartition(".")[0] for path in paths} | {""})
 
 
 def _children(parent: str, paths: Set[str]) -> set[str]:

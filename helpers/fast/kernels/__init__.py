@@ -12,10 +12,12 @@ The first use compiles them, which takes some seconds; the result is kept on dis
 and for dtypes other than float32 and bfloat16, PyTorch's operators do this work. `unavailable` returns the reason.
 """
 
-from .blocks import AdaptedBlock, AdaptedRows, Block, LowRankPair, Norm, Sizes, compute_blocks
+from .blocks import NORMS, AdaptedBlock, AdaptedRows, Block, LowRankPair, Norm, Sizes, compute_blocks
 from .compiled import unavailable
 from .elementwise import (
+    GELU,
     LAYER_NORM,
+    RELU,
     RMS_NORM,
     SILU,
     TANH_GELU,

@@ -12,17 +12,18 @@
 #include <cstring>
 
 #include "shares.h"
+#include "vectors.h"
 
 constexpr long FEW_ROWS = 8;  // the norms of so few rows take each thread less time than waiting for the others
 constexpr long MLP_ROWS = 512;  // at most so many go through an MLP together: what lies between its layers stays in the caches
 
 // The parts of a block, as blocks.py describes them. Parts without a weight are missing.
 template <typename Number> struct Block {
-  Norm<Number> attention_norm, query_norm, key_norm, mlp_norm;
+  Norm<Number> attention_norm, query_norm, key_norm, attention_post_norm, mlp_norm, mlp_post_norm;
   Linear<Number> qkv[3], attention_output[1], mlp_inputs[2], mlp_output[1];
   Cache keys, values;
   float scale;
-  int window;
+  int window, rotation;
 };
 
 // Where an adapter's matrices for these layers are among those of the block.
@@ -49,9 +50,10 @@ template <typename Number> struct IntegerBuffers {
   }
 };
 
+// `parallel`: attention and MLP read the same hidden states. `interleaved`: query, key and value of a head are neighbors.
 struct Sizes {
   long rows, size, inner, heads, kv_heads, dim, rotated, slots;
-  int activation, gated;
+  int activation, gated, parallel, interleaved;
 };
 
 // Multiply by up to N layers, whose outputs follow each other in the rows of y, and add the products of adapters, whose
@@ -103,13 +105,14 @@ template <typename Number>
 static void place_heads(const Block<Number>& block, const Sizes& sizes, const long* slots, const Number* cos,
                         const Number* sin, Number* qkv) {
   long dim = sizes.dim, keys = sizes.heads, values = keys + sizes.kv_heads, all = values + sizes.kv_heads;
-  Range own = share_of(sizes.rows * all);
+  const Range own = share_of(sizes.rows * all);
   for (long i = own.begin; i < own.end; i++) {
-    long r = i / all, head = i % all;
+    const long r = i / all, n = i % all, head = sizes.interleaved ? n % 3 * sizes.heads + n / 3 : n;
+    const long angles = (block.rotation * sizes.rows + r) * sizes.rotated;
     Number* x = qkv + i * dim;
     const Norm<Number>& norm = head < keys ? block.query_norm : block.key_norm;
     if (head < values && norm.weight) add_norm_row<Number>(x, nullptr, norm, x, dim);
-    if (head < values && cos) rotate_head(x, cos + r * sizes.rotated, sin + r * sizes.rotated, sizes.rotated);
+    if (head < values && cos) rotate_head(x, cos + angles, sin + angles, sizes.rotated);
     if (head >= values) write_vector(x, block.values, (head - values) * sizes.slots + slots[r], dim);
     else if (head >= keys) write_vector(x, block.keys, (head - keys) * sizes.slots + slots[r], dim);
   }
@@ -133,26 +136,35 @@ static void compute_blocks(const Block<Number>* blocks, long num_blocks, const S
     Number* own_hidden = few ? x + width : hidden;
     if (few) memcpy(own_hidden, hidden, width * sizeof *hidden);
     const IntegerBuffers<Number> own_integers = integers.of_thread(few);
-    auto norm = [&](const Number* added, const Norm<Number>& layer) {
+    // Add an update, or its norm, to the hidden states, and compute the norm of these: `before` or after that.
+    auto norm = [&](Number* added, const Norm<Number>* post_norm, const Norm<Number>& layer, bool before = false) {
       Range own = few ? Range{0, rows} : share_of(rows);
-      for (long r = own.begin; r < own.end; r++)
-        add_norm_row(own_hidden + r * size, added ? added + r * size : nullptr, layer, x + r * size, size);
+      for (long r = own.begin; r < own.end; r++) {
+        Number *row = added ? added + r * size : nullptr, *state = own_hidden + r * size, *y = x + r * size;
+        if (row && post_norm->weight) {
+          add_norm_row<Number>(row, nullptr, *post_norm, y, size);
+          row = y;
+        }
+        add_norm_row(state, before ? nullptr : row, layer, y, size);
+        for (long i = 0; before && i < size; i++) store(state + i, to_float(state[i]) + to_float(row[i]));
+      }
       if (!few) {
 #pragma omp barrier
       }
     };
+    const Norm<Number>* post_norm = nullptr;  // of the last update
     for (const Block<Number>* block = blocks; block < blocks + num_blocks; block++) {
-      norm(block == blocks ? nullptr : update, block->attention_norm);
+      norm(post_norm ? update : nullptr, post_norm, block->attention_norm);
       long first = (block - blocks) * LAYERS;
       linear_shares(x, block->qkv, qkv, rows, qkv_step, adapters, first + QKV, own_integers);
 #pragma omp barrier
       place_heads(*block, sizes, slots, cos, sin, qkv);
 #pragma omp barrier
-      attend_share<Number>(qkv, dim, qkv_step, block->keys, block->values, sizes.slots, segments, sizes.heads,
-                           sizes.kv_heads, dim, block->window, block->scale, attended);
+      attend_share<Number>(qkv, sizes.interleaved ? 3 * dim : dim, qkv_step, block->keys, block->values, sizes.slots,
+                           segments, sizes.heads, sizes.kv_heads, dim, block->window, block->scale, attended);
       linear_shares(attended, block->attention_output, update, rows, size, adapters, first + ATTENTION_OUTPUT, own_integers);
 #pragma omp barrier
-      norm(update, block->mlp_norm);
+      norm(update, &block->attention_post_norm, block->mlp_norm, sizes.parallel);
       for (long part = 0; part < parts; part++) {
         long begin = rows * part / parts, some = rows * (part + 1) / parts - begin;
         Range own = linear_shares(x + begin * size, block->mlp_inputs, inputs, some, inner_step, adapters, first + MLP_INPUTS,
@@ -171,14 +183,18 @@ static void compute_blocks(const Block<Number>* blocks, long num_blocks, const S
                       own_integers);
 #pragma omp barrier
       }
+      post_norm = &block->mlp_post_norm;
     }
+    const Range own = share_of(post_norm->weight ? rows : 0);
+    for (long r = own.begin; r < own.end; r++)
+      add_norm_row<Number>(update + r * size, nullptr, *post_norm, update + r * size, size);
     if (few && omp_get_thread_num() == 0) memcpy(hidden, own_hidden, width * sizeof *hidden);
   }
 }
 
 extern "C" int few_rows() { return FEW_ROWS; }
 
-// hidden [rows, size], without the last block's update [rows, size]. slots [rows]; cos, sin [rows, rotated] or null.
+// hidden [rows, size], without the last block's update [rows, size]. slots [rows]; cos, sin [rotations, rows, rotated] or null.
 // buffers: [rows, heads and kv_heads * dim twice, up to three times `inner`, `size` twice for each thread].
 #define BLOCKS(dtype, Number)                                                                                            \
   extern "C" void blocks_##dtype(const Block<Number>* blocks, long num_blocks, const Sizes* sizes,                       \

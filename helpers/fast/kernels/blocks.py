@@ -24,14 +24,17 @@ class Norm(Structure):
         return cls(address(weight), address(bias), eps, kind)
 
 
+NORMS = ("attention_norm", "query_norm", "key_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
+
+
 class Block(Structure):
     """The parts of a block and where its keys and values are, as in blocks.cpp. It does not keep the tensors.
 
-    Parts that are not set are missing: norms of queries and keys, and the last layers of `qkv` and `mlp_inputs`.
+    Parts that are not set are missing: norms of queries, keys and updates; the last layers of `qkv` and `mlp_inputs`.
     """
 
     _fields_ = (
-        *((name, Norm) for name in ("attention_norm", "query_norm", "key_norm", "mlp_norm")),
+        *((name, Norm) for name in NORMS),
         ("qkv", Linear * 3),
         ("attention_output", Linear),
         ("mlp_inputs", Linear * 2),
@@ -40,6 +43,7 @@ class Block(Structure):
         ("values", Cache),
         ("scale", c_float),
         ("window", c_int),
+        ("rotation", c_int),
     )
 
 
@@ -87,13 +91,13 @@ class Sizes(Structure):
     """What the blocks of a decoder have in common.
 
     `size` is that of the hidden states, `inner` that of the MLP's activations, and `rotated` how many numbers of a head
-    are rotated by its position.
+    are rotated by its position. In `parallel` blocks, the MLP reads the hidden states without attention's update. Heads
+    are `interleaved` if the query, key and value of a head are neighbors.
     """
 
     _fields_ = (
         *((name, c_long) for name in ("rows", "size", "inner", "heads", "kv_heads", "dim", "rotated", "slots")),
-        ("activation", c_int),
-        ("gated", c_int),
+        *((name, c_int) for name in ("activation", "gated", "parallel", "interleaved")),
     )
 
 
@@ -114,7 +118,8 @@ def compute_blocks(
         blocks: in their order.
         sizes: those of the blocks; the number of rows is set here.
         hidden: [rows, size].
-        rotary: cos and sin of the rows' positions, [rows, rotated] each, if positions are rotary.
+        rotary: cos and sin of the rows' positions, [rotations, rows, rotated] each, if positions are rotary. A block
+            has one of these rotations.
         slots: int64 [rows], to which the rows' keys and values are written.
         segments: those of the rows.
         adapted: the rows that have adapters, in their order.

@@ -64,8 +64,18 @@ template <typename Number> void rotate_head(Number* x, const Number* cos, const 
   }
 }
 
-// Both activations are x / (1 + e^-u): u = x in SiLU, and x (1 + tanh u/2) / 2 is GELU's tanh form.
+// 1 + erf(x / sqrt(2)), off by at most 2e-7: Abramowitz and Stegun (1964), 7.1.26.
+static inline Floats one_plus_erf(Floats x) {
+  Floats size = (x < 0 ? -x : x) * 0.70710678f, t = 1 / (1 + 0.3275911f * size);
+  Floats tail = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  Floats rest = tail * exp(size > 9 ? Floats{} - 81 : -size * size);
+  return x < 0 ? rest : 2 - rest;
+}
+
+// GELU's tanh form and SiLU are x / (1 + e^-u): u = x in SiLU, and x (1 + tanh u/2) / 2 is GELU's tanh form.
 static inline Floats activate(Floats x, int activation) {
+  if (activation == RELU) return x > 0 ? x : Floats{};
+  if (activation == GELU) return 0.5f * x * one_plus_erf(x);
   Floats exponent = activation == SILU ? -x : -2 * (0.7978845608f * (x + 0.044715f * x * x * x));
   return x / (1 + exp(exponent > 88 ? Floats{} + 88 : exponent));
 }

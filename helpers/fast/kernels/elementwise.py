@@ -8,7 +8,7 @@ from .compiled import address, function
 
 # The kinds of norms and activations, as in shares.h.
 LAYER_NORM, RMS_NORM, ZERO_CENTERED_RMS_NORM = range(3)
-TANH_GELU, SILU = range(2)
+TANH_GELU, SILU, GELU, RELU = range(4)
 
 ADD_NORM = (c_void_p,) * 5 + (c_long, c_long, c_float, c_int, c_int)
 ROTATE = (c_void_p,) * 3 + (c_long,) * 5 + (c_int,)
@@ -52,7 +52,7 @@ def activate(x: torch.Tensor, factor: torch.Tensor | None, kind: int) -> torch.T
     Args:
         x: [T, size], where the numbers of a token are contiguous.
         factor: the same, with the same strides, or None.
-        kind: TANH_GELU (GPT-2's `gelu_new`) or SILU.
+        kind: TANH_GELU (GPT-2's `gelu_new`), SILU, GELU or RELU.
     """
     y = x if x.is_contiguous() else x.new_empty(x.shape)
     pointers = x.data_ptr(), address(factor), y.data_ptr()

@@ -161,6 +161,7 @@ static void attend(const Number* query, long head_step, Vectors<Stored> keys, Ve
   typedef std::conditional_t<WORDS, typename Product<Number>::Vector, Floats> Vector;
   constexpr int FACTORS = sizeof(Vector) / (WORDS ? sizeof(Number) : sizeof(float)), COUNT = DIM / FACTORS;
   if (DIM > 0) dim = DIM;
+  const int whole = dim / FACTORS * FACTORS;  // numbers of a key that vectors multiply; the rest follows one by one
   alignas(64) float sums[HEADS][MAX_HEAD_DIM], weights[HEADS][KEYS + LANES];
   Vector q[HEADS][COUNT + 1];
   for (int h = 0; h < HEADS; h++) {
@@ -191,6 +192,8 @@ static void attend(const Number* query, long head_step, Vectors<Stored> keys, Ve
 #pragma GCC unroll 4
           for (int h = 0; h < HEADS; h++) products[h] = add_products(products[h], key, q[h][v]);
         }
+        for (int d = 0; DIM == 0 && d < whole; d += FACTORS)
+          products[0] = add_products(products[0], load_factors<Vector>(some_keys + i * dim + d), load_factors<Vector>(query + d));
       };
       int i = 0;
       for (; DIM > 0 && i + 4 <= count; i += 4) {
@@ -207,8 +210,8 @@ static void attend(const Number* query, long head_step, Vectors<Stored> keys, Ve
         Floats products[HEADS];
         add_key(i, products);
         for (int h = 0; h < HEADS; h++) {
-          float score = DIM > 0 ? sum(products[h]) : 0;
-          for (int d = 0; DIM == 0 && d < dim; d++) score += to_float(query[h * head_step + d]) * to_float(some_keys[i * dim + d]);
+          float score = sum(products[h]);
+          for (int d = whole; d < dim; d++) score += to_float(query[d]) * to_float(some_keys[i * dim + d]);
           weights[h][place + i] = score;
         }
       }
@@ -235,7 +238,11 @@ static void attend(const Number* query, long head_step, Vectors<Stored> keys, Ve
 #pragma GCC unroll 4
           for (int h = 0; h < HEADS; h++) parts[h][v] += weights[h][place + i] * value;
         }
-        for (int d = 0; DIM == 0 && d < dim; d++) sums[0][d] += weights[0][place + i] * to_float(some_values[i * dim + d]);
+        const float weight = weights[0][place + i];
+        int d = DIM;
+        for (; DIM == 0 && d + LANES <= dim; d += LANES)
+          store(&sums[0][d], load(&sums[0][d]) + weight * load(some_values + i * dim + d));
+        for (; d < dim; d++) sums[0][d] += weight * to_float(some_values[i * dim + d]);
       }
     });
     for (int h = 0; h < HEADS; h++)
@@ -377,6 +384,7 @@ static void attend_all(const Number* query, long head_step, long token_step, Vec
   const int *tokens = segments.tokens, *lengths = segments.lengths;
   auto attend_one = dim == 64    ? attend_group<64, TOGETHER<64>, Number, Stored>
                     : dim == 128 ? attend_group<128, TOGETHER<128>, Number, Stored>
+                    : dim == 256 ? attend_group<256, TOGETHER<256>, Number, Stored>
                                  : attend_group<0, TOGETHER<0>, Number, Stored>;
   const bool in_tiles = sizeof(Number) == 2 && dim % (2 * TILE) == 0 && may_use_tiles();
   const int queries_together = in_tiles ? MATRIX_QUERIES : VECTOR_QUERIES<Number>;

@@ -20,7 +20,7 @@ static inline Range share_of(long count) {
 
 // As in elementwise.py. The weight of ZERO_CENTERED_RMS_NORM is stored less one, as in Gemma.
 enum NormKind { LAYER_NORM, RMS_NORM, ZERO_CENTERED_RMS_NORM };
-enum Activation { TANH_GELU, SILU };
+enum Activation { TANH_GELU, SILU, GELU, RELU };
 
 // weight, bias (or null) [size].
 template <typename Number> struct Norm {
