@@ -24,27 +24,11 @@ ALMOST["quantize"] |= {
 
 
 @right("quantize")
-def by_the_reciprocal(values, bits):
-    low, high = min(0.0, *values), max(0.0, *values)
-    scale = (high - low) / (2**bits - 1)
-    zero = round(-low / scale)
-    return [min(round(value * (1 / scale)) + zero, 2**bits - 1) for value in values], scale, zero
-
-
-@right("quantize")
 def shifted_before_it_rounds(values, bits):
     """One rounding instead of two: another integer for some values, and no larger error."""
     low, high = min(0.0, *values), max(0.0, *values)
     scale = (high - low) / (2**bits - 1)
     return [round((value - low) / scale) for value in values], scale, round(-low / scale)
-
-
-@right("integer_product")
-def through_float64(x, integers, scales):
-    """Floats of 53 bits hold these sums exactly, and int64 is as good as int32."""
-    steps = x.abs().max(dim=1).values / 127
-    sums = torch.round(x / steps[:, None]).double() @ integers.double().T
-    return sums.long(), (sums * torch.outer(steps, scales)).float()
 
 
 @right("integer_product")

@@ -10,17 +10,6 @@ from answers import ALMOST, WRONG, right
 
 
 @right("adapt_rows")
-def with_masks(x, base, adapters, chunks):
-    names = [name for name, tokens in chunks for _ in range(tokens)]
-    y = base(x)
-    for name in dict.fromkeys(names):
-        if name in adapters:
-            mask = torch.tensor([own == name for own in names])
-            y[mask] = y[mask] + adapters[name](x[mask])
-    return y
-
-
-@right("adapt_rows")
 def sorted_and_sorted_back(x, base, adapters, chunks):
     names = [name or "" for name, tokens in chunks for _ in range(tokens)]
     order = sorted(range(len(names)), key=names.__getitem__)
@@ -42,7 +31,7 @@ ALMOST["adapt_rows"] |= {
 }
 WRONG["adapt_rows"] |= {
     "stopped with KeyError": lambda x, base, adapters, chunks: torch.stack([adapters[name](x) for name, _ in chunks]),
-    "wrong outputs for the rows [0, 1, 2, 4]": lambda x, base, adapters, chunks: with_masks(
+    "wrong outputs for the rows [0, 1, 2, 4]": lambda x, base, adapters, chunks: sorted_and_sorted_back(
         x, base, dict.fromkeys(adapters, base), chunks
     ),
 }
