@@ -54,9 +54,8 @@ def test_a_split_model_is_read_and_computed_in_shares_and_pays_for_its_sums():
     link = 65 * 8192 * 2 * 3 / 4 / 1e9  # seconds per token: a ring of 4 sends each byte 1.5 times
     each = 0.004 / 4 + 65e-5 + 2 * 1e-4 + 300 * 1e-6 / 4
     assert split.seconds_for(1, 0, 8, 2, 300, 0) == pytest.approx(each + 8 * link)
-    assert split.seconds_for(1, 1, 20, 2, 300, 500) == pytest.approx(
-        each + 0.001 + 12 * 2e-5 / 4 + 20 * link + 500 * 1e-8 / 4
-    )
+    with_prefill = each + 0.001 + 12 * 2e-5 / 4 + 20 * link + 500 * 1e-8 / 4
+    assert split.seconds_for(1, 1, 20, 2, 300, 500) == pytest.approx(with_prefill)
     assert (split.adapters, split.about) == (0.05, {"model": "one"})
 
 
@@ -151,11 +150,8 @@ def test_a_machine_that_takes_the_time_of_a_cost_model_is_fitted_and_predicted_e
 )
 def test_disturbed_iterations_hardly_change_the_fit(disturb):
     exact, draw = CostModel(**COEFFICIENTS, free_tokens=8), random.Random(0)
-    fitted = fit(
-        [
-            (counts, exact.seconds_for(*counts) * draw.uniform(0.98, 1.02) * disturb(draw))
-            for counts in random_counts(500)
-        ]
-    )
+    measured = random_counts(500)
+    times = [exact.seconds_for(*counts) * draw.uniform(0.98, 1.02) * disturb(draw) for counts in measured]
+    fitted = fit(list(zip(measured, times, strict=True)))
     errors = [fitted.seconds_for(*counts) / exact.seconds_for(*counts) - 1 for counts in random_counts(2000)]
     assert abs(statistics.median(errors)) < 0.02

@@ -133,6 +133,12 @@ def test_a_model_that_differs_from_the_known_ones_is_called_as_usual(unknown):
     assert not has_executor(make_runner(model))
 
 
+def test_a_model_with_a_bound_for_its_logits_is_called_as_usual():
+    model = build(by_name("gemma3_text"))
+    model.config.final_logit_softcapping = 30.0
+    assert not has_executor(make_runner(model))
+
+
 def raise_an_error(*_):
     raise RuntimeError("another shape")
 

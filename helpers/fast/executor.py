@@ -66,7 +66,8 @@ class Executor:
         decoder, rotary = self.decoder, None
         hidden = decoder.embedding(token_ids)
         if (learned := decoder.learned_positions) is not None:
-            hidden = hidden + embedding(positions + getattr(learned, "offset", 0), learned.weight)
+            offset = getattr(learned, "offset", None)  # OPT's, whose own forward expects a mask
+            hidden = hidden + (learned(positions) if offset is None else embedding(positions + offset, learned.weight))
         if decoder.rotary is not None:
             rotary = self.cos_and_sin(hidden, positions)
         update = self._executor(hidden, row)(hidden, rotary, row)

@@ -60,6 +60,8 @@ def _is_of(model: nn.Module, family: Family) -> bool:
     """Return whether the model's type and all modules that an executor would bypass are known."""
     if getattr(getattr(model, "config", None), "model_type", None) not in family.types:
         return False
+    if getattr(model.config, "final_logit_softcapping", None):  # near 0, a trial would not notice it
+        return False
     head = {name for name, module in model._modules.items() if module is model.get_output_embeddings()}
     if not _has_parts(model, {family.base} | head):
         return False
