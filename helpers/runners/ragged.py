@@ -4,7 +4,8 @@ Decodes and prefill chunks of all sequences share one row [1, total tokens]. A l
 own, so it does not matter which sequence a token belongs to. Only attention depends on that. There, the row is split
 into segments (`attention.py`). Orca (Yu et al., OSDI 2022) calls this selective batching.
 
-It works for every model that uses transformers' attention interface. `choice.py` tries out whether a model does.
+It works for every model that uses transformers' attention interface. `ragged_or_padded.py` tries out whether a model
+does.
 """
 
 import inspect

@@ -5,7 +5,7 @@
     adapters.py         adapters as models, loaded and unloaded by clients where that is allowed
     protocol.py         OpenAI's requests, validated (strict.py: unknown parameters are refused)
     chat.py             the prompt that a chat template makes of messages
-    output_formats.py   what an output must match, as requests describe it
+    structured_fields.py  what an output must match, as requests describe it
     responses.py        a request's outputs as one JSON body or as a stream of events
     formats.py          OpenAI's response bodies; text_offsets.py says where their tokens begin
     middleware.py       what is checked before a request's body is read: key and length

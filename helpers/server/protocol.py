@@ -15,8 +15,8 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from ..engine import SamplingParams
 from ..sampling_params import BIAS, BOUNDS, MAX_BAD_WORDS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, checked_logit_bias
 from .chat import Message, Several
-from .output_formats import ResponseFormat, StructuredOutputsField, structured_outputs
 from .strict import Strict
+from .structured_fields import ResponseFormat, StructuredOutputsField, structured_outputs
 
 Text = Annotated[str, StringConstraints(min_length=1)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_LENGTH)]

@@ -8,8 +8,8 @@ import torch
 from ... import kv_cache
 from ...engine import EngineConfig
 from ...runners import PaddedRunner, RaggedRunner
-from ...runners.choice import num_blocks
 from ...runners.kv_pool import KVPool
+from ...runners.ragged_or_padded import num_blocks
 from ...runners.trial import BLOCK_SIZE, NUM_BLOCKS, trial_passes
 from .rounding import RoundedKVCache, dequantize_vectors, quantize_vectors
 
