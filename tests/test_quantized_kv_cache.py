@@ -19,7 +19,7 @@ from helpers import Engine, EngineConfig, RoundedKVCache, SamplingParams
 from helpers.fast import kernels
 from helpers.features.quantized_kv_cache.pool import QuantizedKVPool, QuantizedVectors
 from helpers.features.quantized_kv_cache.rounding import quantize_vectors, rounded
-from helpers.runners import choice
+from helpers.runners import ragged_or_padded
 from tests.support.engine_machine import EVENTS, GREEDY, EngineMachine, run_machine
 from tests.support.families import LEAD, by_name, generate, lead, reference, serve_ragged, skip_unless_ragged, tokenizer
 
@@ -166,7 +166,7 @@ def small_llama(head_dim: int):
 @pytest.mark.parametrize(("head_dim", "least"), [(128, 1.93), (16, 1.59)])
 def test_the_same_bytes_hold_more_tokens_than_in_bfloat16(head_dim, least, monkeypatch):
     """A scale has 4 bytes, so what it costs depends on the head dimension."""
-    monkeypatch.setattr(choice, "MAX_KV_BYTES", 2**20)
+    monkeypatch.setattr(ragged_or_padded, "MAX_KV_BYTES", 2**20)
     tokens, model = {}, small_llama(head_dim)
     for kv_cache in ("auto", "int8"):
         engine = Engine(model, tokenizer(), EngineConfig(kv_cache=kv_cache, block_size=4))
