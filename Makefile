@@ -90,7 +90,7 @@ test: $(STAMP)  ## lint, and run the unit tests that are not slow
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-logo --no-cache
-	$(call IN_TWO_STREAMS,$(UNIT) --ignore-glob '*/test_[a-f]*',$(UNIT) --ignore-glob '*/test_[g-z]*')
+	$(call IN_TWO_STREAMS,$(UNIT) --ignore-glob 'tests/test_[a-f]*',$(UNIT) --ignore-glob 'tests/test_[g-z]*')
 
 # The model of the lessons is so small that it is faster with one thread. The lessons' kernels are forks of one process:
 # the import of PyTorch would take a fifth of their time.

@@ -188,7 +188,7 @@ class Cache:
 
 @needs_kernels
 @in_both_dtypes
-@pytest.mark.parametrize("dim", [2, 6, 64, 80, 128])
+@pytest.mark.parametrize("dim", [2, 6, 64, 80, 128, 256])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (14, 2)])
 @pytest.mark.parametrize("block_size", [1, 16, 300])
 def test_every_query_attends_to_the_keys_before_it_within_the_window(
@@ -205,7 +205,7 @@ def test_every_query_attends_to_the_keys_before_it_within_the_window(
             own = (query[:, start : start + tokens], cache.keys[:, slots], cache.values[:, slots])
             q, k, v = (tensor[None].float() for tensor in own)
             expected = scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True)[0].transpose(0, 1)
-            difference = (output[start : start + tokens].float() - expected).abs().max()
+            difference = (output[start : start + tokens].float() - expected).abs().max() / max(1, dim / 128)
             assert difference < tolerance, (window, tokens, past)  # NaN, from an unwritten slot, fails, too
 
 

@@ -86,11 +86,8 @@ class _Table:
 
         def low_rank(*layers: nn.Module) -> Iterator[kernels.LowRankPair]:
             for pair in (matrices.get(decoder.paths[layer]) for layer in layers):
-                yield (
-                    kernels.LowRankPair()
-                    if pair is None
-                    else kernels.LowRankPair.from_matrices(copied(pair.a), copied(pair.b))
-                )
+                copies = () if pair is None else (copied(pair.a), copied(pair.b))
+                yield kernels.LowRankPair.from_matrices(*copies) if copies else kernels.LowRankPair()
 
         self.blocks = (kernels.AdaptedBlock * len(decoder.blocks))()
         for adapted, block in zip(self.blocks, decoder.blocks, strict=True):

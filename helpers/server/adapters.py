@@ -35,12 +35,7 @@ class UnloadAdapter(Strict):
 def loaded_adapters(engine: EngineCore) -> dict[str, "Adapter"]:
     """Return the adapters that new requests can name, by name. Any thread may ask."""
     features = getattr(engine.validator, "features", ())  # a simulator's validator has none
-    return {
-        name: adapter
-        for feature in features
-        if feature.name == "adapters"
-        for name, adapter in dict(feature.loaded).items()
-    }
+    return next((dict(feature.loaded) for feature in features if feature.name == "adapters"), {})
 
 
 def add_addresses(app: FastAPI) -> None:
