@@ -324,7 +324,7 @@ def test_the_kernel_joins_the_choice_by_measurement(monkeypatch, tmp_path, weigh
     """A product of integers is chosen among such products, so the result stays the same to the bit."""
     monkeypatch.setattr("helpers.fast.kernels.compiled.cache_folder", lambda: tmp_path)
     monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
-    monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 0)
+    monkeypatch.setattr(linear, "MIN_LAYER_BYTES", 4 * 300 * 32)  # of floats: integers take a quarter or less
     model = change(quantize(nn.Sequential(layer_of(400, 300), layer_of(300, 32)), weights))
     x, of_integers = torch.randn(3, 400), change is round_inputs
     expected, tolerance = model(x), 0 if of_integers else 1e-4

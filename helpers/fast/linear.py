@@ -17,11 +17,11 @@ from transformers.pytorch_utils import Conv1D
 from ..models.integer_products import rounds_inputs
 from ..models.quantization import QuantizedLinear
 from . import kernels
-from .linear_backends import BACKENDS, Layer, available_backends, backends_of, bytes_of, candidates, inputs_of, kind_of
+from .linear_backends import BACKENDS, Layer, available_backends, backends_of, candidates, inputs_of, kind_of
 from .linear_choice import ROWS, nearest, shape_of, times_of
 
-MIN_LAYER_BYTES = 1_000_000  # smaller weights fit in a core's cache
-MIN_MODEL_BYTES = 10_000_000  # the large layers of a smaller model fit in the last-level cache together
+MIN_LAYER_BYTES = 1_000_000  # before it is quantized; smaller weights fit in a core's cache
+MIN_MODEL_BYTES = 10_000_000  # the same; the large layers of a smaller model fit in the last-level cache together
 
 
 def choose_linear_backends(model: nn.Module, backend: str = "auto", copies: bool = True) -> int:
@@ -59,8 +59,8 @@ def choose_linear_backends(model: nn.Module, backend: str = "auto", copies: bool
         dict.fromkeys(module for _, module in modules if is_plain(module) or isinstance(module, QuantizedLinear))
     )
     if backend == "auto":
-        layers = [layer for layer in layers if bytes_of(layer) >= MIN_LAYER_BYTES]
-        if sum(map(bytes_of, layers)) < MIN_MODEL_BYTES:
+        layers = [layer for layer in layers if _float_bytes(layer) >= MIN_LAYER_BYTES]
+        if sum(map(_float_bytes, layers)) < MIN_MODEL_BYTES:
             return 0
     replacements: dict[nn.Module, nn.Module] = {}
     for kind in dict.fromkeys(map(kind_of, layers)):
@@ -89,6 +89,13 @@ def is_plain(layer: nn.Module) -> bool:
     if type(layer) not in (nn.Linear, Conv1D) or layer._forward_hooks or layer._forward_pre_hooks:
         return False
     return type(layer.weight) is nn.Parameter and not layer.weight.is_inference()
+
+
+def _float_bytes(layer: Layer) -> int:
+    """Return the bytes of a layer's weight in the model's dtype, quantized or not."""
+    if isinstance(layer, QuantizedLinear):
+        return layer.in_features * layer.out_features * layer.dtype.itemsize
+    return layer.weight.nbytes
 
 
 def unchanged_layers(model: nn.Module) -> list[str]:
