@@ -110,11 +110,11 @@ Range integer_share(RoundedRows x, const Linear<Number>& layer, Number* y, long 
   const bool tiles = words % TILE == 0 && may_use_tiles();
   const Range panels = share_of((layer.out + PANEL - 1) / PANEL);
   const Range own = {panels.begin * PANEL, std::min(panels.end * PANEL, layer.out)};
-  const long most = tiles ? rows_of_block(words) : rows, blocks = rows ? (rows + most - 1) / most : 0;
+  const long blocks = tiles ? blocks_of_rows(rows, words) : rows > 0;
   if (tiles) configure_tiles(rows);
   for (long block = 0; block < blocks; block++)
     for (long c = own.begin; c < own.end; c += PANEL) {
-      const long begin = rows * block / blocks, end = rows * (block + 1) / blocks;
+      const auto [begin, end] = block_of_rows(block, blocks, rows);
       auto store = [&](long r, const int32_t* sums) {
         Floats products[VECTORS];
         for (int v = 0; v < VECTORS; v++) {

@@ -58,15 +58,15 @@ static void multiply_rows(long rows, const Word* x, const Word* w, const Number*
 // Compute some panels in matrix registers, for x [rows, in] and w [panels, in, COLUMNS] of words.
 static void multiply_in_tiles(const uint32_t* x, const uint32_t* w, const uint16_t* bias, uint16_t* y, long rows, long in,
                               long step, Range columns) {
-  const long blocks = (rows + rows_of_block(in) - 1) / rows_of_block(in);
+  const long blocks = blocks_of_rows(rows, in);
   configure_tiles(rows);
   for (long block = 0; block < blocks; block++)
     for (long c = columns.begin; c < columns.end; c += COLUMNS) {
-      const long begin = rows * block / blocks, own_rows = rows * (block + 1) / blocks - begin;
-      multiply_panel<float>(x + begin * in, own_rows, w + c * in, in, true, [&](long r, const float* sums) {
+      const Range own = block_of_rows(block, blocks, rows);
+      multiply_panel<float>(x + own.begin * in, own.end - own.begin, w + c * in, in, true, [&](long r, const float* sums) {
         Floats vectors[VECTORS];
         memcpy(vectors, sums, sizeof vectors);
-        store_sums<VECTORS>(vectors, bias ? bias + c : nullptr, y + (begin + r) * step + c, columns.end - c);
+        store_sums<VECTORS>(vectors, bias ? bias + c : nullptr, y + (own.begin + r) * step + c, columns.end - c);
       });
     }
   release_tiles();

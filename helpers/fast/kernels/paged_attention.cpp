@@ -267,6 +267,7 @@ static void attend_group(const Number* query, long head_step, int heads, Vectors
 template <typename Number> constexpr int VECTOR_QUERIES = LANES == 16 ? 8 : sizeof(Number) == 4 ? 6 : 4;
 constexpr int MATRIX_QUERIES = 2 * TILE;      // the same in matrix registers (tiles.h)
 constexpr int COLUMNS = 2 * LANES;            // of a panel
+constexpr int BLOCK = 64;                     // queries that use a piece in turn, while it is in the second-level cache
 constexpr long TASK_QUERIES[] = {128, 2048};  // that share packed keys and values: the least and the most
 constexpr int TASKS = 4;                      // of a thread, or more if even the largest tasks are many
 
@@ -319,7 +320,7 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
                          int dim, float scale, Number* output, long output_step, Word* packed) {
   constexpr int PER_WORD = sizeof(Word) / sizeof(Number);
   long words = dim / PER_WORD, panel_dim = round_up(dim, COLUMNS);
-  auto first_key = [&](int position) { return std::max(0, position + 1 - window); };
+  auto first_key = [&](int position) -> long { return std::max(0, position + 1 - window); };
   // Pieces begin at multiples of KEYS, whichever queries are computed together: the order of sums never changes.
   long begin = first_key(past) / KEYS * KEYS, length = past + tokens, end = round_up(length, KEYS);
   Word *packed_keys = packed, *packed_values = packed + (end - begin) * words;
@@ -339,36 +340,41 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
         else value[c] = numbers[d + c];
   }
 
+  constexpr int MOST = BLOCK / QUERIES * QUERIES, TOGETHER = 4;
   for (int head = 0; head < heads; head++)
-    for (int t = 0; t < tokens; t += QUERIES) {
-      int rows = std::min(QUERIES, tokens - t);
-      alignas(64) Word q[QUERIES * MAX_HEAD_DIM / PER_WORD], weights[QUERIES * KEYS / PER_WORD];
-      alignas(64) float scores[QUERIES][KEYS], sums[QUERIES * MAX_HEAD_DIM];
-      memset(q, 0, QUERIES * words * sizeof *q);
-      memset(sums, 0, QUERIES * panel_dim * sizeof *sums);
+    for (int t = 0; t < tokens; t += MOST) {
+      const long rows = std::min(MOST, tokens - t), padded = round_up(rows, QUERIES);
+      alignas(64) Word q[MOST * MAX_HEAD_DIM / PER_WORD], weights[QUERIES * KEYS / PER_WORD];
+      alignas(64) float scores[QUERIES][KEYS], sums[MOST * MAX_HEAD_DIM];
+      memset(q, 0, padded * words * sizeof *q);
+      memset(sums, 0, padded * panel_dim * sizeof *sums);
       for (int r = 0; r < rows; r++)
         memcpy(q + r * words, query + head * head_step + (t + r) * token_step, dim * sizeof(Number));
-      Softmax softmax[QUERIES];
-      for (long key = first_key(past + t) / KEYS * KEYS; key < past + t + rows; key += KEYS) {
-        long used = round_up(std::min<long>(KEYS, past + t + rows - key), COLUMNS);
-        for (long c = 0; c < used; c += COLUMNS)
-          multiply_panel<QUERIES, Vector>(q, words, packed_keys + (key - begin + c) * words, words, nullptr, &scores[0][c], KEYS);
-        float shrink[QUERIES];
-        for (int r = 0; r < QUERIES; r++) {
-          long own = past + t + r, first = first_key(own);  // the key of the query's own token is its last
-          for (long i = std::max(own + 1 - key, 0L); i < used; i++) scores[r][i] = -INFINITY;
-          for (long i = 0; i < std::min(first - key, used); i++) scores[r][i] = -INFINITY;
+      Softmax softmax[MOST];
+      for (long key = first_key(past + t) / KEYS * KEYS; key < past + t + rows; key += KEYS)
+        for (long g = 0; g < rows; g += QUERIES) {
+          const long own = past + t + g, last = past + t + std::min(g + QUERIES, rows);  // a query's own key is its last
+          const long used = round_up(std::min<long>(KEYS, last - key), COLUMNS);
+          if (key >= last || key + KEYS <= first_key(own)) continue;
+          for (long c = 0; c < used; c += COLUMNS)
+            multiply_panel<QUERIES, Vector>(q + g * words, words, packed_keys + (key - begin + c) * words, words, nullptr,
+                                            &scores[0][c], KEYS);
+          float shrink[QUERIES];
+          const bool sees_all = key + used <= own + 1 && key >= first_key(own + QUERIES - 1);
+          for (int r = 0; !sees_all && r < QUERIES; r++) {
+            for (long i = std::max(own + r + 1 - key, 0L); i < used; i++) scores[r][i] = -INFINITY;
+            for (long i = 0; i < std::min(first_key(own + r) - key, used); i++) scores[r][i] = -INFINITY;
+          }
+          for (int r = 0; r < QUERIES / TOGETHER * TOGETHER; r += TOGETHER)
+            Softmax::add_rows<TOGETHER>(softmax + g + r, scores[r], KEYS, used, scale, (Number*)weights + r * KEYS, KEYS,
+                                        shrink + r);
+          for (int r = QUERIES / TOGETHER * TOGETHER; r < QUERIES; r++)
+            shrink[r] = softmax[g + r].add(scores[r], used, scale, (Number*)weights + r * KEYS);
+          const Word* piece = packed_values + (key - begin) / PER_WORD * panel_dim;
+          for (long d = 0; d < dim; d += COLUMNS)
+            multiply_panel<QUERIES, Vector>(weights, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD), used / PER_WORD, shrink,
+                                            sums + g * panel_dim + d, panel_dim);
         }
-        constexpr int TOGETHER = 4;
-        for (int r = 0; r < QUERIES / TOGETHER * TOGETHER; r += TOGETHER)
-          Softmax::add_rows<TOGETHER>(softmax + r, scores[r], KEYS, used, scale, (Number*)weights + r * KEYS, KEYS, shrink + r);
-        for (int r = QUERIES / TOGETHER * TOGETHER; r < QUERIES; r++)
-          shrink[r] = softmax[r].add(scores[r], used, scale, (Number*)weights + r * KEYS);
-        const Word* piece = packed_values + (key - begin) / PER_WORD * panel_dim;
-        for (long d = 0; d < dim; d += COLUMNS)
-          multiply_panel<QUERIES, Vector>(weights, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD), used / PER_WORD, shrink,
-                                 sums + d, panel_dim);
-      }
       for (int r = 0; r < rows; r++) softmax[r].finish(sums + r * panel_dim, output + (t + r) * output_step + head * dim, dim);
     }
 }

@@ -224,10 +224,10 @@ static Range quantized_share(const Number* x, const Linear<Number>& layer, Numbe
   const Range panels = share_of((layer.out + PANEL - 1) / PANEL);
   const Range own = {panels.begin * PANEL, std::min(panels.end * PANEL, layer.out)};
   const bool tiles = rows > 0 && PER_STEP == 2 && sizes.steps / sizes.groups % TILE == 0 && may_use_tiles();
-  const long most = tiles ? rows_of_block(sizes.steps) : rows, blocks = rows ? (rows + most - 1) / most : 0;
+  const long blocks = tiles ? blocks_of_rows(rows, sizes.steps) : rows > 0;
   if (tiles) configure_tiles(rows);
   for (long block = 0; block < blocks; block++) {
-    const long begin = rows * block / blocks, end = rows * (block + 1) / blocks;
+    const Range some = block_of_rows(block, blocks, rows);
     for (long c = own.begin; c < own.end; c += PANEL) {
       const uint32_t* panel = (const uint32_t*)layer.weight + c * words;
       if (tiles ? rows > IN_VECTORS : rows > CONVERTED) convert<BITS, STEPS, Vector>(panel, converted, words);
@@ -242,8 +242,8 @@ static Range quantized_share(const Number* x, const Linear<Number>& layer, Numbe
                 multiply_in_their_order<3, BITS, Scale>, multiply_in_their_order<4, BITS, Scale>};
             if (rows <= IN_VECTORS) of_rows[rows - 1](inputs, panel, scale, bias, y + d, sizes, columns);
             else
-              multiply_in_tiles(inputs + begin * sizes.steps, converted, scale, bias, y + begin * step + d, end - begin, sizes,
-                                columns);
+              multiply_in_tiles(inputs + some.begin * sizes.steps, converted, scale, bias, y + some.begin * step + d,
+                                some.end - some.begin, sizes, columns);
             continue;
           }
         long r = 0;

@@ -13,8 +13,18 @@
 
 constexpr long MOST_ROWS = 1024;  // whose sums with a panel fit on the stack
 
-// Return how many rows of so many words stay in a core's second-level cache while panels multiply them.
-static inline long rows_of_block(long words) { return std::clamp<long>((1 << 20) / (4 * words), 2 * TILE, MOST_ROWS); }
+// Return in how many blocks rows of so many words are multiplied. A block stays in a core's second-level cache meanwhile.
+static inline long blocks_of_rows(long rows, long words) {
+  const long most = ((1 << 20) / (4 * words) + 2 * TILE - 1) / (2 * TILE) * 2 * TILE, some = std::clamp(most, 2L * TILE, MOST_ROWS);
+  return (rows + some - 1) / some;
+}
+
+// Return the rows of one of them. It begins where 2 * TILE rows do, which are multiplied together, but has at least TILE.
+static inline Range block_of_rows(long block, long blocks, long rows) {
+  const long all = (rows + 2 * TILE - 1) / (2 * TILE);
+  const long end = std::min(all * (block + 1) / blocks * 2 * TILE, rows);
+  return {std::clamp(end - TILE, 0L, all * block / blocks * 2 * TILE), end};
+}
 
 #if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512F__)  // two vectors are a row of a panel
 #include <immintrin.h>
@@ -101,7 +111,7 @@ static Range multiply_tiles(const uint32_t* x, long x_step, long r, long rows, c
   return {first, std::min(r + 2 * TILE, rows)};
 }
 
-// Multiply rows of x [rows, words], at most `rows_of_block(words)`, by a panel [words, PANEL], and call `store` for each row
+// Multiply a block of rows x [rows, words] by a panel [words, PANEL], and call `store` for each row
 // with its sums [PANEL]. If there are several passes, the panel is cut into pieces: a piece and the same inputs of the rows
 // of a pass stay in the first-level cache. The passes prefetch the next piece together, if told to.
 template <typename Sum, typename Store>
