@@ -144,9 +144,10 @@ def raise_an_error(*_):
 
 
 @pytest.mark.parametrize("rotate", [lambda x, cos, sin: x * cos[:, None], raise_an_error])
-def test_a_model_whose_logits_are_not_reproduced_on_the_trial_is_called_as_usual(rotate, monkeypatch):
+def test_a_model_whose_logits_are_not_reproduced_on_the_trial_is_called_as_usual(rotate, monkeypatch, caplog):
     monkeypatch.setattr(plain_executor, "rotate", rotate)
     assert not has_executor(make_runner(build(by_name("llama"))))
+    assert ("another shape" if rotate is raise_an_error else "other logits") in caplog.text
 
 
 # --- hooks ------------------------------------------------------------------------------------------------------------

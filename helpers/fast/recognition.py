@@ -8,6 +8,7 @@ rounding. On the way, the trial notes what each layer asks of attention: its win
 """
 
 import copy
+import logging
 from collections.abc import Set
 from dataclasses import replace
 
@@ -20,6 +21,8 @@ from ..runners.trial import BLOCK_SIZE, NUM_BLOCKS, trial_passes
 from . import kernels
 from .decoder_blocks import FAMILIES, Family, describe
 from .executor import Executor
+
+log = logging.getLogger(__name__)
 
 # The attributes that a module of a block may have. Those that change its numbers are asked for on the trial.
 KNOWN_ATTRIBUTES = (
@@ -51,9 +54,13 @@ def find_executor(runner, kind: type[Executor] = Executor) -> Executor | None:
         settings = [usual.attention_settings[layer] for layer in range(len(usual.attention_settings))]
         executor.settings += [replace(layer, scaling=None) for layer in settings] if family.scales_queries else settings
         actual = torch.cat(list(trial_passes(fast.forward)))
-    except Exception:  # another kind of model with these modules may raise anything
-        return None
-    return executor if same_logits(actual, expected) else None
+        if same_logits(actual, expected):
+            return executor
+        problem = "other logits"
+    except Exception as error:  # another kind of model with these modules may raise anything
+        problem = repr(error)
+    log.warning("A trial of the faster forward pass gave %s, so %s is called as usual.", problem, type(model).__name__)
+    return None
 
 
 def _is_of(model: nn.Module, family: Family) -> bool:
