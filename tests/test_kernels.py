@@ -159,7 +159,10 @@ SIZES = [(1, 0), (5, 0), (1, 320), (130, 17), (8, 260), (300, 0)]
 
 
 class Cache:
-    """Keys and values of sequences of SIZES in random blocks; NaN wherever no token has been written."""
+    """Keys and values of sequences of SIZES in random blocks; NaN wherever no token has been written.
+
+    Keys grow, so the highest score of a piece is often a new one.
+    """
 
     def __init__(self, sizes, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype):
         torch.manual_seed(0)
@@ -175,8 +178,9 @@ class Cache:
             for (tokens, past), table in zip(sizes, self.tables, strict=True)
         ]
         for slots in self.slots:
-            for tensor in (self.keys, self.values):
-                tensor[:, slots] = torch.randn(kv_heads, len(slots), dim).to(dtype)
+            growing = torch.linspace(0.1, 2, len(slots))[:, None]
+            for tensor, factor in ((self.keys, growing), (self.values, 1)):
+                tensor[:, slots] = (factor * torch.randn(kv_heads, len(slots), dim)).to(dtype)
         starts = [sum(tokens for tokens, _ in sizes[:i]) for i in range(len(sizes))]
         lengths = [tokens + past for tokens, past in sizes]
         self.segments = Segments(starts, [tokens for tokens, _ in sizes], lengths, self.tables, block_size)

@@ -1,7 +1,7 @@
 // Attention of all sequences of an iteration, whose keys and values lie in the blocks of their block tables.
 //
 // The idea is PagedAttention's (Kwon et al., vLLM, SOSP 2023). The kernel reads the block tables itself, so one call serves
-// all sequences. The softmax is computed piece by piece (Milakov and Gimelshein, 2018): when a piece contains a new highest
+// all sequences. The softmax is computed piece by piece (Milakov and Gimelshein, 2018): when a piece contains a much higher
 // score, the sums so far are scaled down. No matrix of scores is written to memory, as in FlashAttention (Dao et al., 2022).
 //
 // A decode has one query per head, so its keys and values are read where they lie, once for several heads that share them.
@@ -82,8 +82,13 @@ template <typename Vector, typename Stored> static inline Vector load_factors(co
 
 // --- the softmax of a piece -------------------------------------------------------------------------------------------
 
+// A weight is a power of two. Its exponent is the score less a shift: the highest score of some piece so far. As in
+// FlashAttention-4, the shift stays until a score exceeds it by more than SLACK. A weight may exceed 1 meanwhile, and earlier
+// sums rarely shrink.
+constexpr float SLACK = 8;
+
 struct Softmax {
-  float highest = -INFINITY, shift = 0, total = 0;
+  float shift = -INFINITY, total = 0;
 
   // Turn scores [count], times `scale`, into weights, in the same place or another; return the factor by which sums of
   // earlier pieces shrink. Both arrays are padded.
@@ -110,12 +115,14 @@ struct Softmax {
     float shift[ROWS];
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; r++) {
-      float before = rows[r].highest, highest = std::max(before, largest(most[r]));
+      const float highest = largest(most[r]) * factor;
+      shrink[r] = 1;
+      if (highest > rows[r].shift + SLACK) {
+        shrink[r] = std::exp2(rows[r].shift - highest);
+        rows[r].shift = highest;
+      }
       // While all scores are -inf, their weights are 0. Subtracting -inf from them would give NaN.
-      shift[r] = highest == -INFINITY ? 0 : highest * factor;
-      shrink[r] = before == highest ? 1 : before == -INFINITY ? 0 : std::exp2(rows[r].shift - shift[r]);
-      rows[r].highest = highest;
-      rows[r].shift = shift[r];
+      shift[r] = rows[r].shift == -INFINITY ? 0 : rows[r].shift;
     }
     for (int i = 0; i < count; i += LANES)
 #pragma GCC unroll 4
@@ -126,7 +133,7 @@ struct Softmax {
         sums[r] += weight;
       }
     // The compiler joins a product and a sum only in some places, so that the code around would decide how they are rounded.
-    // Hence `shift` is kept, not computed again, and `fma` is written.
+    // Hence `fma` is written.
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; r++) rows[r].total = std::fma(rows[r].total, shrink[r], sum(sums[r]));
   }
@@ -344,37 +351,47 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
   for (int head = 0; head < heads; head++)
     for (int t = 0; t < tokens; t += MOST) {
       const long rows = std::min(MOST, tokens - t), padded = round_up(rows, QUERIES);
-      alignas(64) Word q[MOST * MAX_HEAD_DIM / PER_WORD], weights[QUERIES * KEYS / PER_WORD];
-      alignas(64) float scores[QUERIES][KEYS], sums[MOST * MAX_HEAD_DIM];
+      alignas(64) Word q[MOST * MAX_HEAD_DIM / PER_WORD], weights[MOST * KEYS / PER_WORD];
+      alignas(64) float scores[MOST][KEYS], sums[MOST * MAX_HEAD_DIM];
+      float shrink[MOST];
       memset(q, 0, padded * words * sizeof *q);
       memset(sums, 0, padded * panel_dim * sizeof *sums);
       for (int r = 0; r < rows; r++)
         memcpy(q + r * words, query + head * head_step + (t + r) * token_step, dim * sizeof(Number));
       Softmax softmax[MOST];
-      for (long key = first_key(past + t) / KEYS * KEYS; key < past + t + rows; key += KEYS)
-        for (long g = 0; g < rows; g += QUERIES) {
-          const long own = past + t + g, last = past + t + std::min(g + QUERIES, rows);  // a query's own key is its last
-          const long used = round_up(std::min<long>(KEYS, last - key), COLUMNS);
-          if (key >= last || key + KEYS <= first_key(own)) continue;
-          for (long c = 0; c < used; c += COLUMNS)
-            multiply_panel<QUERIES, Vector>(q + g * words, words, packed_keys + (key - begin + c) * words, words, nullptr,
-                                            &scores[0][c], KEYS);
-          float shrink[QUERIES];
-          const bool sees_all = key + used <= own + 1 && key >= first_key(own + QUERIES - 1);
-          for (int r = 0; !sees_all && r < QUERIES; r++) {
-            for (long i = std::max(own + r + 1 - key, 0L); i < used; i++) scores[r][i] = -INFINITY;
-            for (long i = 0; i < std::min(first_key(own + r) - key, used); i++) scores[r][i] = -INFINITY;
+      for (long key = first_key(past + t) / KEYS * KEYS; key < past + t + rows; key += KEYS) {
+        // For each QUERIES that see this piece: their number, the position of the first one, and how many keys are used. Each
+        // step is made for all of them, so that it need not wait for what has just been written.
+        auto for_queries = [&](auto step) __attribute__((always_inline)) {
+          for (long r = 0; r < rows; r += QUERIES) {
+            const long own = past + t + r, end = std::min(own + QUERIES, past + t + rows);  // a query's own key is its last
+            if (key < end && key + KEYS > first_key(own)) step(r, own, round_up(std::min<long>(KEYS, end - key), COLUMNS));
           }
-          for (int r = 0; r < QUERIES / TOGETHER * TOGETHER; r += TOGETHER)
-            Softmax::add_rows<TOGETHER>(softmax + g + r, scores[r], KEYS, used, scale, (Number*)weights + r * KEYS, KEYS,
-                                        shrink + r);
-          for (int r = QUERIES / TOGETHER * TOGETHER; r < QUERIES; r++)
-            shrink[r] = softmax[g + r].add(scores[r], used, scale, (Number*)weights + r * KEYS);
-          const Word* piece = packed_values + (key - begin) / PER_WORD * panel_dim;
+        };
+        for_queries([&](long r, long, long used) __attribute__((always_inline)) {
+          for (long c = 0; c < used; c += COLUMNS)
+            multiply_panel<QUERIES, Vector>(q + r * words, words, packed_keys + (key - begin + c) * words, words, nullptr,
+                                            &scores[r][c], KEYS);
+        });
+        for_queries([&](long first, long own, long used) __attribute__((always_inline)) {
+          const bool see_all = key + used <= own + 1 && key >= first_key(own + QUERIES - 1);
+          for (long r = first; !see_all && r < first + QUERIES; r++, own++) {
+            for (long i = std::max(own + 1 - key, 0L); i < used; i++) scores[r][i] = -INFINITY;
+            for (long i = 0; i < std::min(first_key(own) - key, used); i++) scores[r][i] = -INFINITY;
+          }
+          long r = first;
+          for (; r + TOGETHER <= first + QUERIES; r += TOGETHER)
+            Softmax::add_rows<TOGETHER>(softmax + r, scores[r], KEYS, used, scale, (Number*)weights + r * KEYS, KEYS, shrink + r);
+          for (; r < first + QUERIES; r++)
+            shrink[r] = softmax[r].add(scores[r], used, scale, (Number*)weights + r * KEYS);
+        });
+        const Word* piece = packed_values + (key - begin) / PER_WORD * panel_dim;
+        for_queries([&](long r, long, long used) __attribute__((always_inline)) {
           for (long d = 0; d < dim; d += COLUMNS)
-            multiply_panel<QUERIES, Vector>(weights, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD), used / PER_WORD, shrink,
-                                            sums + g * panel_dim + d, panel_dim);
-        }
+            multiply_panel<QUERIES, Vector>(weights + r * KEYS / PER_WORD, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD),
+                                            used / PER_WORD, shrink + r, sums + r * panel_dim + d, panel_dim);
+        });
+      }
       for (int r = 0; r < rows; r++) softmax[r].finish(sums + r * panel_dim, output + (t + r) * output_step + head * dim, dim);
     }
 }
