@@ -161,7 +161,7 @@ SIZES = [(1, 0), (5, 0), (1, 320), (130, 17), (8, 260), (300, 0)]
 class Cache:
     """Keys and values of sequences of SIZES in random blocks; NaN wherever no token has been written.
 
-    Keys grow, so the highest score of a piece is often a new one.
+    Keys grow, so a score in a late piece may be much higher than those before.
     """
 
     def __init__(self, sizes, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype):

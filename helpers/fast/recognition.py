@@ -59,7 +59,7 @@ def find_executor(runner, kind: type[Executor] = Executor) -> Executor | None:
         problem = "other logits"
     except Exception as error:  # another kind of model with these modules may raise anything
         problem = repr(error)
-    log.warning("A trial of the faster forward pass gave %s, so %s is called as usual.", problem, type(model).__name__)
+    log.warning("There is no fast forward pass for %s: a trial gave %s.", type(model).__name__, problem)
     return None
 
 

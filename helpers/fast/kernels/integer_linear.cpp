@@ -114,7 +114,7 @@ Range integer_share(RoundedRows x, const Linear<Number>& layer, Number* y, long 
   if (tiles) configure_tiles(rows);
   for (long block = 0; block < blocks; block++)
     for (long c = own.begin; c < own.end; c += PANEL) {
-      const auto [begin, end] = block_of_rows(block, blocks, rows);
+      const Range some = block_of_rows(block, blocks, rows);
       auto store = [&](long r, const int32_t* sums) {
         Floats products[VECTORS];
         for (int v = 0; v < VECTORS; v++) {
@@ -127,14 +127,14 @@ Range integer_share(RoundedRows x, const Linear<Number>& layer, Number* y, long 
       };
       const uint32_t* panel = w + c * words;
       if (tiles) {
-        multiply_panel<int32_t>(integers + begin * words, end - begin, panel, words, false,
-                                [&](long r, const int32_t* sums) { store(begin + r, sums); });
+        multiply_panel<int32_t>(integers + some.begin * words, some.end - some.begin, panel, words, false,
+                                [&](long r, const int32_t* sums) { store(some.begin + r, sums); });
         continue;
       }
-      for (long r = begin; r < end;) {
+      for (long r = some.begin; r < some.end;) {
         alignas(64) int32_t sums[ROWS][PANEL];
         const long first = r;
-        r += multiply_rows<ROWS>(end - r, integers + r * words, panel, x.rows + r, *sums, words);
+        r += multiply_rows<ROWS>(some.end - r, integers + r * words, panel, x.rows + r, *sums, words);
         for (long i = first; i < r; i++) store(i, sums[i - first]);
       }
     }

@@ -82,9 +82,8 @@ template <typename Vector, typename Stored> static inline Vector load_factors(co
 
 // --- the softmax of a piece -------------------------------------------------------------------------------------------
 
-// A weight is a power of two. Its exponent is the score less a shift: the highest score of some piece so far. As in
-// FlashAttention-4, the shift stays until a score exceeds it by more than SLACK. A weight may exceed 1 meanwhile, and earlier
-// sums rarely shrink.
+// A weight is 2 to the power of a score less a shift, which is the highest score of some piece so far. As in FlashAttention-4,
+// the shift stays until a score exceeds it by more than SLACK. A weight may exceed 1 meanwhile, and sums rarely shrink.
 constexpr float SLACK = 8;
 
 struct Softmax {
@@ -308,7 +307,7 @@ static inline void multiply_panel(const Word* x, long x_step, const Word* w, lon
   if constexpr (QUERIES == MATRIX_QUERIES) {
     if (!shrink) return multiply_blocks<true, false>(x, x_step, TILE, w, size, y, y_step);
     for (int r = 0; r < QUERIES; r++) {
-      if (shrink[r] == 1) continue;  // the highest score is rarely a new one
+      if (shrink[r] == 1) continue;  // a score is rarely much higher
       for (int v = 0; v < 2; v++) store(y + r * y_step + v * LANES, load(y + r * y_step + v * LANES) * shrink[r]);
     }
     multiply_blocks<true, true>(x, x_step, TILE, w, size, y, y_step);
@@ -360,8 +359,8 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
         memcpy(q + r * words, query + head * head_step + (t + r) * token_step, dim * sizeof(Number));
       Softmax softmax[MOST];
       for (long key = first_key(past + t) / KEYS * KEYS; key < past + t + rows; key += KEYS) {
-        // For each QUERIES that see this piece: their number, the position of the first one, and how many keys are used. Each
-        // step is made for all of them, so that it need not wait for what has just been written.
+        // Each step is made for all queries that see this piece, QUERIES at a time, so that it need not wait for what has just
+        // been written. It gets the first query of each, its position, and the number of keys in whole panels.
         auto for_queries = [&](auto step) __attribute__((always_inline)) {
           for (long r = 0; r < rows; r += QUERIES) {
             const long own = past + t + r, end = std::min(own + QUERIES, past + t + rows);  // a query's own key is its last
@@ -381,7 +380,8 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
           }
           long r = first;
           for (; r + TOGETHER <= first + QUERIES; r += TOGETHER)
-            Softmax::add_rows<TOGETHER>(softmax + r, scores[r], KEYS, used, scale, (Number*)weights + r * KEYS, KEYS, shrink + r);
+            Softmax::add_rows<TOGETHER>(softmax + r, scores[r], KEYS, used, scale, (Number*)weights + r * KEYS, KEYS,
+                                        shrink + r);
           for (; r < first + QUERIES; r++)
             shrink[r] = softmax[r].add(scores[r], used, scale, (Number*)weights + r * KEYS);
         });

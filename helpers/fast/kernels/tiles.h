@@ -15,11 +15,13 @@ constexpr long MOST_ROWS = 1024;  // whose sums with a panel fit on the stack
 
 // Return in how many blocks rows of so many words are multiplied. A block stays in a core's second-level cache meanwhile.
 static inline long blocks_of_rows(long rows, long words) {
-  const long most = ((1 << 20) / (4 * words) + 2 * TILE - 1) / (2 * TILE) * 2 * TILE, some = std::clamp(most, 2L * TILE, MOST_ROWS);
+  const long most = ((1 << 20) / (4 * words) + 2 * TILE - 1) / (2 * TILE) * 2 * TILE;
+  const long some = std::clamp(most, 2L * TILE, MOST_ROWS);
   return (rows + some - 1) / some;
 }
 
-// Return the rows of one of them. It begins where 2 * TILE rows do, which are multiplied together, but has at least TILE.
+// Return the rows of one of them. It begins at a multiple of 2 * TILE, as many as are multiplied together. The last one begins
+// earlier if it would have fewer than TILE: some rows are then computed twice, to the same bits.
 static inline Range block_of_rows(long block, long blocks, long rows) {
   const long all = (rows + 2 * TILE - 1) / (2 * TILE);
   const long end = std::min(all * (block + 1) / blocks * 2 * TILE, rows);
@@ -111,7 +113,7 @@ static Range multiply_tiles(const uint32_t* x, long x_step, long r, long rows, c
   return {first, std::min(r + 2 * TILE, rows)};
 }
 
-// Multiply a block of rows x [rows, words] by a panel [words, PANEL], and call `store` for each row
+// Multiply a block of rows x [rows, words], at most MOST_ROWS, by a panel [words, PANEL], and call `store` for each row
 // with its sums [PANEL]. If there are several passes, the panel is cut into pieces: a piece and the same inputs of the rows
 // of a pass stay in the first-level cache. The passes prefetch the next piece together, if told to.
 template <typename Sum, typename Store>
