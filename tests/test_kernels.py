@@ -159,10 +159,7 @@ SIZES = [(1, 0), (5, 0), (1, 320), (130, 17), (8, 260), (300, 0)]
 
 
 class Cache:
-    """Keys and values of sequences of SIZES in random blocks; NaN wherever no token has been written.
-
-    Keys grow, so a score in a late piece may be much higher than those before.
-    """
+    """Keys, whose scores grow, and values of SIZES in random blocks; NaN wherever no token has been written."""
 
     def __init__(self, sizes, kv_heads: int, dim: int, block_size: int, dtype: torch.dtype):
         torch.manual_seed(0)
