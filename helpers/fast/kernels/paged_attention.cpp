@@ -361,18 +361,18 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
       for (long key = first_key(past + t) / KEYS * KEYS; key < past + t + rows; key += KEYS) {
         // Each step is made for all queries that see this piece, QUERIES at a time, so that it need not wait for what has just
         // been written. It gets the first query of each, its position, and the number of keys in whole panels.
-        auto for_queries = [&](auto step) __attribute__((always_inline)) {
+        auto for_queries = [&](auto step) {
           for (long r = 0; r < rows; r += QUERIES) {
             const long own = past + t + r, end = std::min(own + QUERIES, past + t + rows);  // a query's own key is its last
             if (key < end && key + KEYS > first_key(own)) step(r, own, round_up(std::min<long>(KEYS, end - key), COLUMNS));
           }
         };
-        for_queries([&](long r, long, long used) __attribute__((always_inline)) {
+        for_queries([&](long r, long, long used) {
           for (long c = 0; c < used; c += COLUMNS)
             multiply_panel<QUERIES, Vector>(q + r * words, words, packed_keys + (key - begin + c) * words, words, nullptr,
                                             &scores[r][c], KEYS);
         });
-        for_queries([&](long first, long own, long used) __attribute__((always_inline)) {
+        for_queries([&](long first, long own, long used) {
           const bool see_all = key + used <= own + 1 && key >= first_key(own + QUERIES - 1);
           for (long r = first; !see_all && r < first + QUERIES; r++, own++) {
             for (long i = std::max(own + 1 - key, 0L); i < used; i++) scores[r][i] = -INFINITY;
@@ -386,7 +386,7 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
             shrink[r] = softmax[r].add(scores[r], used, scale, (Number*)weights + r * KEYS);
         });
         const Word* piece = packed_values + (key - begin) / PER_WORD * panel_dim;
-        for_queries([&](long r, long, long used) __attribute__((always_inline)) {
+        for_queries([&](long r, long, long used) {
           for (long d = 0; d < dim; d += COLUMNS)
             multiply_panel<QUERIES, Vector>(weights + r * KEYS / PER_WORD, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD),
                                             used / PER_WORD, shrink + r, sums + r * panel_dim + d, panel_dim);
