@@ -204,10 +204,11 @@ def test_every_query_attends_to_the_keys_before_it_within_the_window(
             queries, keys = torch.arange(past, past + tokens)[:, None], torch.arange(past + tokens)
             mask = (keys <= queries) & (keys > queries - (window or math.inf))
             own = (query[:, start : start + tokens], cache.keys[:, slots], cache.values[:, slots])
-            q, k, v = (tensor[None].float() for tensor in own)
+            q, k, v = (tensor[None].double() for tensor in own)
             expected = scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True)[0].transpose(0, 1)
-            difference = (output[start : start + tokens].float() - expected).abs().max() / max(1, dim / 128)
-            assert difference < tolerance, (window, tokens, past)  # NaN, from an unwritten slot, fails, too
+            difference = (output[start : start + tokens] - expected).abs().max()
+            allowed = tolerance * max(1, dim / 64)  # larger heads have larger scores, which have larger rounding errors
+            assert difference < allowed, (window, tokens, past)  # NaN, from an unwritten slot, fails, too
 
 
 @needs_kernels

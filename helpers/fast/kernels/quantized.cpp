@@ -73,8 +73,25 @@ struct Sizes {
   bool once;
 };
 
-// Multiply R rows by VECTORS * LANES outputs of a panel: w [words, PANEL] packed, or [steps, PANEL] converted.
-template <int R, int BITS, bool PACKED, typename Vector, typename Word, typename Number, typename Scale>
+// Multiply the sums of a group by its scales, and add them to the totals.
+template <int R, typename Scale>
+static inline void add_group(Floats (&totals)[R][VECTORS], Floats (&sums)[R][VECTORS], const Scale* scales) {
+#pragma GCC unroll 2
+  for (int v = 0; v < VECTORS; v++) {
+    Floats scale = load(scales + v * LANES);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) totals[r][v] += sums[r][v] * scale;
+  }
+}
+
+template <int R, typename Number>
+static inline void store_totals(Floats (&totals)[R][VECTORS], const Number* bias, Number* y, Sizes sizes, long columns) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) store_sums<VECTORS>(totals[r], bias, y + r * sizes.step, columns);
+}
+
+// Multiply R rows by VECTORS * LANES outputs of a panel w [words, PANEL].
+template <int R, int BITS, typename Vector, typename Word, typename Number, typename Scale>
 static void multiply(const Word* x, const uint32_t* w, const Scale* scales, const Number* bias, Number* y, Sizes sizes,
                      long columns) {
   constexpr int STEPS = 32 / BITS / (sizeof(Word) / sizeof(Number));
@@ -83,36 +100,48 @@ static void multiply(const Word* x, const uint32_t* w, const Scale* scales, cons
     Floats sums[R][VECTORS] = {};
     for (long word = 0; word < sizes.group_words; word++, k += STEPS) {
       Words words[VECTORS];
-      if constexpr (PACKED) {
 #pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) {
-          words[v] = load_words(w + k / STEPS * PANEL + v * LANES);
-          const char* ahead = (const char*)(w + k / STEPS * PANEL + v * LANES) + AHEAD;
-          if (sizes.once) __builtin_prefetch(ahead, 0, PREFETCH_ONCE);
-          else __builtin_prefetch(ahead, 0, PREFETCH_OFTEN);
-        }
+      for (int v = 0; v < VECTORS; v++) {
+        words[v] = load_words(w + k / STEPS * PANEL + v * LANES);
+        const char* ahead = (const char*)(w + k / STEPS * PANEL + v * LANES) + AHEAD;
+        if (sizes.once) __builtin_prefetch(ahead, 0, PREFETCH_ONCE);
+        else __builtin_prefetch(ahead, 0, PREFETCH_OFTEN);
       }
 #pragma GCC unroll 8
       for (int n = 0; n < STEPS; n++) {
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) {
           Vector weights;
-          if constexpr (PACKED) weights_of<BITS>(words[v], n, &weights);
-          else weights = bit_cast<Vector>(load_words(w + (k + n) * PANEL + v * LANES));
+          weights_of<BITS>(words[v], n, &weights);
 #pragma GCC unroll 8
           for (int r = 0; r < R; r++) sums[r][v] = add_products(sums[r][v], weights, x[r * sizes.steps + k + n]);
         }
       }
     }
-#pragma GCC unroll 2
-    for (int v = 0; v < VECTORS; v++) {
-      Floats scale = load(scales + group * PANEL + v * LANES);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; r++) totals[r][v] += sums[r][v] * scale;
-    }
+    add_group(totals, sums, scales + group * PANEL);
   }
+  store_totals(totals, bias, y, sizes, columns);
+}
+
+// Multiply ROWS rows by a converted panel w [steps, PANEL]. A loop of its own: else GCC keeps sums in memory.
+template <typename Vector, typename Word, typename Number, typename Scale>
+static void multiply_converted(const Word* x, const uint32_t* w, const Scale* scales, const Number* bias, Number* y, Sizes sizes,
+                               long columns) {
+  Floats totals[ROWS][VECTORS] = {};
+  for (long group = 0, k = 0; group < sizes.groups; group++) {
+    Floats sums[ROWS][VECTORS] = {};
+    for (const long end = sizes.steps / sizes.groups * (group + 1); k < end; k++) {
+      Vector weights[VECTORS];
+#pragma GCC unroll 2
+      for (int v = 0; v < VECTORS; v++) weights[v] = bit_cast<Vector>(load_words(w + k * PANEL + v * LANES));
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++) store_sums<VECTORS>(totals[r], bias, y + r * sizes.step, columns);
+      for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = add_products(sums[r][v], weights[v], x[r * sizes.steps + k]);
+    }
+    add_group(totals, sums, scales + group * PANEL);
+  }
+  store_totals(totals, bias, y, sizes, columns);
 }
 
 // Multiply as many rows as the largest compiled `multiply` that is not too large, and return how many. Only powers of two
@@ -122,7 +151,7 @@ static int multiply_rows(long rows, const Word* x, const uint32_t* w, const Scal
                          Sizes sizes, long columns) {
   if constexpr (R > 1)
     if (rows < R) return multiply_rows<R / 2, BITS, Vector>(rows, x, w, scales, bias, y, sizes, columns);
-  multiply<R, BITS, true, Vector>(x, w, scales, bias, y, sizes, columns);
+  multiply<R, BITS, Vector>(x, w, scales, bias, y, sizes, columns);
   return R;
 }
 
@@ -249,8 +278,8 @@ static Range quantized_share(const Number* x, const Linear<Number>& layer, Numbe
         long r = 0;
         if (rows > CONVERTED)
           for (; r + ROWS <= rows; r += ROWS)
-            multiply<ROWS, BITS, false, Vector>(inputs + r * sizes.steps, converted + d - c, scale, bias, y + r * step + d,
-                                                sizes, columns);
+            multiply_converted<Vector>(inputs + r * sizes.steps, converted + d - c, scale, bias, y + r * step + d, sizes,
+                                       columns);
         while (r < rows)
           r += multiply_rows<ROWS, BITS, Vector>(rows - r, inputs + r * sizes.steps, panel + d - c, scale, bias,
                                                  y + r * step + d, sizes, columns);
