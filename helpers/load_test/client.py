@@ -6,8 +6,10 @@ load test, which a retry would hide.
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import aiohttp
@@ -146,9 +148,8 @@ class Client:
             async with self._session.post(url, json=body) as response:
                 status = response.status
                 if status == 200:
-                    async for line in response.content:
-                        if line.startswith(b"data:"):
-                            arrived.append((now(), line))
+                    async for data in response.content.iter_any():
+                        arrived.append((now(), data))
                 else:
                     retry_after = _number(response.headers.get("Retry-After"))
                     error = f"{status}: {_message(await response.text())}"
@@ -158,10 +159,11 @@ class Client:
             error = f"{type(problem).__name__}: {problem}"
         ended, reader = now(), ChunkReader()
         try:
-            for number, (time, line) in enumerate(arrived, start=1):
+            for number, (time, line) in enumerate(_lines(arrived), start=1):
                 if number % AT_ONCE == 0:
                     await asyncio.sleep(0)  # otherwise the arrivals of others would be noticed late
-                reader.read(line.removeprefix(b"data:").decode().strip(), time)
+                if line.startswith(b"data:"):
+                    reader.read(line.removeprefix(b"data:").decode().strip(), time)
             if status == 200 and error is None:
                 reader.end()
         except Exception as problem:
@@ -224,6 +226,14 @@ class ChunkReader:
             raise ValueError("the response held no token")
         if self.finish_reason is None:
             raise ValueError("the response broke off: it has no finish reason")
+
+
+def _lines(arrived: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """Yield each line of the data that arrived, and when its end did."""
+    ends, end = list(accumulate(len(data) for _, data in arrived)), 0
+    for line in b"".join(data for _, data in arrived).splitlines(keepends=True):
+        end += len(line)
+        yield arrived[bisect_left(ends, end)][0], line
 
 
 def _message(text: str) -> str:
