@@ -207,8 +207,8 @@ def test_every_query_attends_to_the_keys_before_it_within_the_window(
             q, k, v = (tensor[None].double() for tensor in own)
             expected = scaled_dot_product_attention(q, k, v, mask, scale=0.3, enable_gqa=True)[0].transpose(0, 1)
             difference = (output[start : start + tokens] - expected).abs().max()
-            allowed = tolerance * max(1, dim / 64)  # larger heads have larger scores, which have larger rounding errors
-            assert difference < allowed, (window, tokens, past)  # NaN, from an unwritten slot, fails, too
+            most = tolerance * max(1, dim / (64 if dtype == torch.float32 else 128))  # larger scores, larger errors
+            assert difference < most, (window, tokens, past)  # NaN, from an unwritten slot, fails, too
 
 
 @needs_kernels

@@ -270,6 +270,8 @@ def test_every_outcome_of_a_request_is_counted_and_no_request_is_sent_twice():
         await stub.say(response, "word")
         if kind == "error event":
             await stub.event(response, {"error": {"message": "the engine stopped"}})
+        if kind in ("hangs", "disconnects"):  # in the middle of an event
+            await response.write(b'data: {"choi')
         if kind == "hangs":
             await asyncio.sleep(PATIENCE)
         if kind == "disconnects":

@@ -84,6 +84,7 @@ static inline void add_group(Floats (&totals)[R][VECTORS], Floats (&sums)[R][VEC
   }
 }
 
+// Add the bias to the totals, and write the first `columns` outputs of each row.
 template <int R, typename Number>
 static inline void store_totals(Floats (&totals)[R][VECTORS], const Number* bias, Number* y, Sizes sizes, long columns) {
 #pragma GCC unroll 8
@@ -123,7 +124,8 @@ static void multiply(const Word* x, const uint32_t* w, const Scale* scales, cons
   store_totals(totals, bias, y, sizes, columns);
 }
 
-// Multiply ROWS rows by a converted panel w [steps, PANEL]. A loop of its own: else GCC keeps sums in memory.
+// Multiply ROWS rows by VECTORS * LANES outputs of a converted panel w [steps, PANEL]. This is not `multiply` with another
+// template argument, because GCC then kept some sums in memory.
 template <typename Vector, typename Word, typename Number, typename Scale>
 static void multiply_converted(const Word* x, const uint32_t* w, const Scale* scales, const Number* bias, Number* y, Sizes sizes,
                                long columns) {
