@@ -59,6 +59,7 @@ CHOICES = {
     ),
     "no copy that saves less than 15 percent": ({"pytorch": PYTORCH, "compiled": [10.0, 8.6, 10.0]}, ["pytorch"] * 7),
     "a copy that saves 15 percent": ({"pytorch": PYTORCH[:2], "compiled": [10.1, 8.4]}, ["pytorch"] + ["compiled"] * 6),
+    "a copy for one product": ({"pytorch": PYTORCH[:2], "dequantized": [8.6, 8.4]}, ["pytorch"] + ["dequantized"] * 6),
     "a copy that is kept, wherever it is faster": ({"pytorch": PYTORCH[:2], "compiled": [9.9, 5.0]}, ["compiled"] * 7),
 }
 

@@ -137,6 +137,7 @@ def test_a_layers_error_is_at_most_half_a_scale_per_input(weights, kind, x_kind,
     layer = nn.Linear(inputs, outputs, bias=False)
     layer.weight.copy_(WEIGHTS[kind]((outputs, inputs), random))
     quantized = QuantizedLinear(layer, weights)
+    assert weights == "int8" or torch.equal(quantized.weight, quantized.weight.bfloat16().float())
     x = INPUTS[x_kind](quantized.weight - layer.weight, random)
     exact = x.double() @ layer.weight.double().T
     scales = quantized.scales.double().transpose(1, 2).flatten(0, 1)[:outputs]
@@ -188,6 +189,21 @@ def test_few_rows_are_summed_in_the_order_of_many(dtype, weights, inputs, most):
     assert many.count_nonzero() > many.numel() / 10
     for rows in (*range(1, 9), most - 10):
         assert torch.equal(multiply_quantized(quantized, x[:rows]), many[:rows]), rows
+
+
+@needs_kernels
+@pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 32)])
+@torch.no_grad()
+def test_scales_of_many_digits_change_no_row_with_the_number_of_rows(bits, group):
+    """Such weights are not exact in bfloat16, in which matrix registers multiply."""
+    torch.manual_seed(0)
+    integers, scales = torch.randint(-7, 8, (70, 192), dtype=torch.int8), torch.rand(70, 192 // group) + 0.5
+    quantized = QuantizedLinear.from_integers(integers, scales, bits, None, torch.bfloat16)
+    x = torch.randn(80, 192).bfloat16()
+    y, exact = multiply_quantized(quantized, x), x.double() @ (integers * scales.repeat_interleave(group, 1)).double().T
+    torch.testing.assert_close(y.double(), exact, rtol=0.01, atol=0.003 * exact.abs().max().item())
+    for rows in range(1, 9):
+        assert torch.equal(multiply_quantized(quantized, x[:rows]), y[:rows]), rows
 
 
 @needs_kernels

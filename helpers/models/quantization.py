@@ -11,6 +11,9 @@ largest integer, 127 or 7. So no weight changes by more than half a scale. A sin
 whole group. With the 255 values of int8 that hardly matters. With the 15 values of int4 it does, so groups are small:
 32 weights share a scale of 16 bits, which costs half a bit per weight.
 
+A scale of int4 is rounded to five binary digits. An integer has three, so a weight has eight and is exact in bfloat16,
+in which matrix units multiply. The embedded model's relative error is 10.39%; with scales of eight digits, 10.37%.
+
 All layers that only multiply and add a bias are quantized, including the LM head. A decode reads the head in full, and
 in GPT-2 (124M) it has 31% of the weights that a decode reads. Where it is tied to the embedding, the embedding stays as
 it is: a token reads one row of it. Layers with fewer than GROUP inputs or outputs, such as the router of a mixture of
@@ -37,11 +40,12 @@ SLAB = 2**18  # weights that are quantized, or converted to floats, at a time, s
 
 @dataclass(frozen=True)
 class Format:
-    """How weights are stored: bits per integer, inputs per scale (None for all), and the dtype of the scales."""
+    """How weights are stored: bits per integer, inputs per scale (None for all), dtype and binary digits of scales."""
 
     bits: int
     group: int | None
     scale_dtype: torch.dtype
+    scale_digits: int = 24
 
     @property
     def largest(self) -> int:
@@ -49,7 +53,7 @@ class Format:
         return 2 ** (self.bits - 1) - 1
 
 
-FORMATS = {"int8": Format(8, None, torch.float32), "int4": Format(4, GROUP, torch.bfloat16)}
+FORMATS = {"int8": Format(8, None, torch.float32), "int4": Format(4, GROUP, torch.bfloat16, 5)}
 
 
 def round_to_integers(weight: torch.Tensor, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +61,9 @@ def round_to_integers(weight: torch.Tensor, format: Format) -> tuple[torch.Tenso
     groups = weight.float().unflatten(1, (-1, format.group or weight.shape[1]))
     largest = groups.abs().amax(dim=2)
     # Not below the smallest normal number: the scale of a group of zeros must not be zero.
-    scales = (largest / format.largest).clamp(min=torch.finfo(torch.float32).tiny).to(format.scale_dtype)
+    digits, exponents = torch.frexp((largest / format.largest).clamp(min=torch.finfo(torch.float32).tiny))
+    steps = 2**format.scale_digits
+    scales = torch.ldexp((digits * steps).round_() / steps, exponents).to(format.scale_dtype)
     integers = (groups / scales.float()[..., None]).round_().clamp_(-format.largest, format.largest).nan_to_num_()
     return integers.to(torch.int8).flatten(1), scales
 

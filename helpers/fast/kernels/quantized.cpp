@@ -11,6 +11,10 @@
 // For more than CONVERTED rows, a panel is converted once, into a buffer that stays in the cache. The sums are the same and
 // have the same order, so the numbers of a row do not depend on the other rows of the batch. Matrix registers (tiles.h)
 // multiply by a converted panel, in another order. Where these are used, vectors multiply few rows in their order.
+//
+// Multiplying a group's sums by its scale would take longer than computing them in matrix registers. For these, the integers
+// of several groups are multiplied by their scales first. Integers of 4 bits times scales of helpers/models/quantization.py
+// are exact in bfloat16. Other products are rounded, as in a model that stores its weights in bfloat16.
 
 #include <algorithm>
 
@@ -25,7 +29,7 @@
 constexpr int ROWS = LANES == 16 ? 8 : 4;  // see linear.cpp
 constexpr int VECTORS = 2;
 constexpr int CONVERTED = 8 * ROWS;  // up to here, converting a panel again for every ROWS rows takes less time
-constexpr int IN_VECTORS = 4;         // up to here, vectors are faster than matrix registers
+constexpr int IN_VECTORS = 4, SCALED_IN_VECTORS = 2;  // up to here, vectors are faster than matrix registers
 constexpr long AHEAD = 4096;  // bytes
 
 // Return the integers of one input as floats: shifts move them to the top of the word and back, with their sign.
@@ -157,29 +161,74 @@ static int multiply_rows(long rows, const Word* x, const uint32_t* w, const Scal
   return R;
 }
 
-// Convert a panel [words, PANEL] to [steps, PANEL].
-template <int BITS, int STEPS, typename Vector> static void convert(const uint32_t* w, uint32_t* converted, long words) {
-  for (long k = 0; k < words; k++)
-    for (int c = 0; c < PANEL; c += LANES) {
-      __builtin_prefetch((const char*)(w + k * PANEL + c) + AHEAD, 0, PREFETCH_ONCE);
+// What scales multiply: the sums of a group, or each weight. A scaled weight is exact in bfloat16, or has to be rounded.
+enum Scaling { SUMS, EXACT_WEIGHTS, ROUNDED_WEIGHTS };
+
+// Choose for a panel with these scales [groups, PANEL], in matrix registers. A product is exact if an integer of BITS - 1
+// digits and a scale have at most 8 digits together.
+template <int BITS, typename Scale> static Scaling scaling_in_tiles(const Scale* scales, long groups) {
+  if (groups == 1) return SUMS;
+  uint32_t digits = 0;
+  for (long i = 0; i < groups * PANEL; i++) digits |= bit_cast<uint32_t>(to_float(scales[i]));
+  return digits << (17 - BITS) ? ROUNDED_WEIGHTS : EXACT_WEIGHTS;
+}
+
+// Return the weights of step `n` of a word as floats that are exact in bfloat16: of an even input, and of the odd one after it.
+template <int BITS, Scaling SCALING> static inline void even_and_odd(Words words, int n, Floats scale, Floats (&weights)[2]) {
+#pragma GCC unroll 2
+  for (int odd = 0; odd < 2; odd++) {
+    weights_of<BITS>(words, 2 * n + odd, &weights[odd]);
+    if constexpr (SCALING != SUMS) weights[odd] *= scale;
+    if constexpr (SCALING == ROUNDED_WEIGHTS)  // to the nearest, ties away from zero, which takes fewer operations than to even
+      weights[odd] = bit_cast<Floats>((bit_cast<Words>(weights[odd]) + 0x8000) & 0xffff0000u);
+  }
+}
+
+// Convert a panel [words, PANEL] to [steps, PANEL], for scales [groups, PANEL].
+template <int BITS, Scaling SCALING, typename Vector, typename Scale>
+static void convert(const uint32_t* w, const Scale* scales, uint32_t* converted, Sizes sizes) {
+  constexpr int STEPS = 32 / BITS / (std::is_same_v<Vector, Words> ? 2 : 1);
+  for (long group = 0; group < sizes.groups; group++, scales += PANEL) {
+    Floats scale[PANEL / LANES];
+    for (int v = 0; v < PANEL / LANES; v++) scale[v] = load(scales + v * LANES);
+    for (long word = 0; word < sizes.group_words; word++, w += PANEL, converted += STEPS * PANEL)
+#pragma GCC unroll 4
+      for (int v = 0; v < PANEL / LANES; v++) {
+        const Words words = load_words(w + v * LANES);
+        __builtin_prefetch((const char*)(w + v * LANES) + AHEAD, 0, PREFETCH_ONCE);
 #pragma GCC unroll 8
-      for (int n = 0; n < STEPS; n++) {
-        Vector weights;
-        weights_of<BITS>(load_words(w + k * PANEL + c), n, &weights);
-        memcpy(converted + (k * STEPS + n) * PANEL + c, &weights, sizeof weights);
+        for (int n = 0; n < STEPS; n++) {
+          Vector weights;
+          if constexpr (SCALING == SUMS) {
+            weights_of<BITS>(words, n, &weights);
+          } else {
+            Floats both[2];
+            even_and_odd<BITS, SCALING>(words, n, scale[v], both);
+            weights = bit_cast<Words>(both[0]) >> 16 | bit_cast<Words>(both[1]);
+          }
+          memcpy(converted + n * PANEL + v * LANES, &weights, sizeof weights);
+        }
       }
-    }
+  }
+}
+
+// Scale the sums (if these are scaled), and write them.
+template <Scaling SCALING>
+static inline void store_scaled(Floats* sums, const Floats* scale, const uint16_t* bias, uint16_t* y, long columns) {
+  // Added to zero: else the compiler might join the product and the bias in one place, which rounds once, and not in another.
+  for (int v = 0; v < VECTORS && SCALING == SUMS; v++) sums[v] = Floats{} + sums[v] * scale[v];
+  store_sums<VECTORS>(sums, bias, y, columns);
 }
 
 // Multiply R rows by a panel w [words, PANEL] in the order of matrix registers: the products of even and of odd inputs of a
 // tile are summed apart, and then both are added.
-template <int R, int BITS, typename Scale>
+template <int R, int BITS, Scaling SCALING, typename Scale>
 static void multiply_in_their_order(const uint32_t* x, const uint32_t* w, const Scale* scales, const uint16_t* bias,
                                     uint16_t* y, Sizes sizes, long columns) {
   constexpr int STEPS = 16 / BITS;
-  Floats totals[R][VECTORS] = {};
+  Floats sums[R][VECTORS] = {}, scale[VECTORS];
   for (long group = 0; group < sizes.groups; group++) {
-    Floats sums[R][VECTORS] = {};
+    for (int v = 0; v < VECTORS; v++) scale[v] = load(scales + group * PANEL + v * LANES);
     for (long word = 0; word < sizes.group_words; word += TILE / STEPS) {
       Floats parts[R][VECTORS][2] = {};
       for (long end = TILE / STEPS; end; end--, w += PANEL, x += STEPS)
@@ -189,19 +238,13 @@ static void multiply_in_their_order(const uint32_t* x, const uint32_t* w, const 
           __builtin_prefetch((const char*)(w + v * LANES) + AHEAD, 0, PREFETCH_ONCE);
 #pragma GCC unroll 4
           for (int n = 0; n < STEPS; n++) {
-            Floats even, odd;
-            if constexpr (BITS == 8) {
-              even = integers<BITS>(words, 2 * n), odd = integers<BITS>(words, 2 * n + 1);
-            } else {
-              Words pairs;
-              weights_of<BITS>(words, n, &pairs);
-              even = bit_cast<Floats>(pairs << 16), odd = bit_cast<Floats>(pairs & 0xffff0000u);
-            }
+            Floats weights[2];
+            even_and_odd<BITS, SCALING>(words, n, scale[v], weights);
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) {
               uint32_t inputs = x[r * sizes.steps + n];
-              parts[r][v][0] += even * bit_cast<float>(inputs << 16);
-              parts[r][v][1] += odd * bit_cast<float>(inputs & 0xffff0000u);
+              parts[r][v][0] += weights[0] * bit_cast<float>(inputs << 16);
+              parts[r][v][1] += weights[1] * bit_cast<float>(inputs & 0xffff0000u);
             }
           }
         }
@@ -209,45 +252,34 @@ static void multiply_in_their_order(const uint32_t* x, const uint32_t* w, const 
       for (int r = 0; r < R; r++)
         for (int v = 0; v < VECTORS; v++) sums[r][v] += parts[r][v][0] + parts[r][v][1];
     }
-    for (int r = 0; r < R; r++)
-      for (int v = 0; v < VECTORS; v++) totals[r][v] += sums[r][v] * load(scales + group * PANEL + v * LANES);
   }
-  for (int r = 0; r < R; r++) store_sums<VECTORS>(totals[r], bias, y + r * sizes.step, columns);
+  for (int r = 0; r < R; r++) store_scaled<SCALING>(sums[r], scale, bias, y + r * sizes.step, columns);
 }
 
-// Multiply rows by a converted panel in tiles, whose sums are those of a group.
-template <typename Scale>
+// Multiply rows by a panel w [words, PANEL], which is converted, in matrix registers, or else in their order.
+template <int BITS, Scaling SCALING, typename Scale>
 static void multiply_in_tiles(const uint32_t* x, const uint32_t* w, const Scale* scales, const uint16_t* bias, uint16_t* y,
-                              long rows, Sizes sizes, long columns) {
-  const long words = sizes.steps / sizes.groups;
-  if (sizes.groups == 1) {
-    multiply_panel<float>(x, rows, w, words, false, [&](long r, const float* sums) {
-      Floats totals[VECTORS];
-      // Added to zero, as few rows are: else the compiler might join the product and the bias, which rounds once.
-      for (int v = 0; v < VECTORS; v++) totals[v] = Floats{} + load(sums + v * LANES) * load(scales + v * LANES);
-      store_sums<VECTORS>(totals, bias, y + r * sizes.step, columns);
-    });
-    return;
+                              long rows, Sizes sizes, long columns, uint32_t* converted) {
+  if (rows <= (SCALING == SUMS ? IN_VECTORS : SCALED_IN_VECTORS)) {
+    auto multiply = rows == 1 ? multiply_in_their_order<1, BITS, SCALING, Scale> : multiply_in_their_order<2, BITS, SCALING, Scale>;
+    if constexpr (SCALING == SUMS)
+      if (rows > 2)
+        multiply = rows == 3 ? multiply_in_their_order<3, BITS, SUMS, Scale> : multiply_in_their_order<4, BITS, SUMS, Scale>;
+    return multiply(x, w, scales, bias, y, sizes, columns);
   }
-  for (Range r = {0, 0}; r.end < rows;) {
-    alignas(64) float sums[2 * TILE * PANEL];
-    Floats totals[2 * TILE][VECTORS] = {};
-    const long begin = r.end;
-    for (long group = 0; group < sizes.groups; group++) {
-      r = multiply_tiles(x + group * words, sizes.steps, begin, rows, w + group * words * PANEL, words, sums);
-      for (long i = 0; i < r.end - r.begin; i++)
-        for (int v = 0; v < VECTORS; v++)
-          totals[i][v] += load(sums + i * PANEL + v * LANES) * load(scales + group * PANEL + v * LANES);
-    }
-    for (long i = r.begin; i < r.end; i++) store_sums<VECTORS>(totals[i - r.begin], bias, y + i * sizes.step, columns);
-  }
+  convert<BITS, SCALING, Words>(w, scales, converted, sizes);
+  multiply_panel<float>(x, rows, converted, sizes.steps, false, [&](long r, const float* numbers) {
+    Floats sums[VECTORS], scale[VECTORS];
+    for (int v = 0; v < VECTORS; v++) sums[v] = load(numbers + v * LANES), scale[v] = load(scales + v * LANES);
+    store_scaled<SCALING>(sums, scale, bias, y + r * sizes.step, columns);
+  });
 }
 
 template <int BITS, typename Scale, typename Number>
 static Range quantized_share(const Number* x, const Linear<Number>& layer, Number* y, long rows, long step, Number* buffer) {
   typedef typename Product<Number>::Vector Vector;
   typedef typename Product<Number>::Word Word;
-  constexpr int PER_STEP = sizeof(Word) / sizeof(Number), STEPS = 32 / BITS / PER_STEP;
+  constexpr int PER_STEP = sizeof(Word) / sizeof(Number);
   const long words = layer.in * BITS / 32;
   const Sizes sizes = {layer.in / PER_STEP, step, layer.groups, words / layer.groups, rows <= ROWS};
   const Word* inputs = (const Word*)x;
@@ -261,22 +293,22 @@ static Range quantized_share(const Number* x, const Linear<Number>& layer, Numbe
     const Range some = block_of_rows(block, blocks, rows);
     for (long c = own.begin; c < own.end; c += PANEL) {
       const uint32_t* panel = (const uint32_t*)layer.weight + c * words;
-      if (tiles ? rows > IN_VECTORS : rows > CONVERTED) convert<BITS, STEPS, Vector>(panel, converted, words);
+      const Scale* scales = (const Scale*)layer.scales + c * layer.groups;
+      if constexpr (PER_STEP == 2)
+        if (tiles) {
+          const Scaling scaling = scaling_in_tiles<BITS>(scales, layer.groups);
+          auto multiply = scaling == SUMS            ? multiply_in_tiles<BITS, SUMS, Scale>
+                          : scaling == EXACT_WEIGHTS ? multiply_in_tiles<BITS, EXACT_WEIGHTS, Scale>
+                                                     : multiply_in_tiles<BITS, ROUNDED_WEIGHTS, Scale>;
+          multiply(inputs + some.begin * sizes.steps, panel, scales, layer.bias ? layer.bias + c : nullptr,
+                   y + some.begin * step + c, some.end - some.begin, sizes, std::min<long>(PANEL, own.end - c), converted);
+          continue;
+        }
+      if (rows > CONVERTED) convert<BITS, SUMS, Vector>(panel, scales, converted, sizes);
       for (long d = c; d < std::min(c + PANEL, own.end); d += VECTORS * LANES) {
         const long columns = std::min<long>(VECTORS * LANES, own.end - d);
-        const Scale* scale = (const Scale*)layer.scales + c * layer.groups + d - c;
+        const Scale* scale = scales + d - c;
         const Number* bias = layer.bias ? layer.bias + d : nullptr;
-        if constexpr (PER_STEP == 2)
-          if (tiles) {
-            static constexpr decltype(&multiply_in_their_order<1, BITS, Scale>) of_rows[IN_VECTORS] = {
-                multiply_in_their_order<1, BITS, Scale>, multiply_in_their_order<2, BITS, Scale>,
-                multiply_in_their_order<3, BITS, Scale>, multiply_in_their_order<4, BITS, Scale>};
-            if (rows <= IN_VECTORS) of_rows[rows - 1](inputs, panel, scale, bias, y + d, sizes, columns);
-            else
-              multiply_in_tiles(inputs + some.begin * sizes.steps, converted, scale, bias, y + some.begin * step + d,
-                                some.end - some.begin, sizes, columns);
-            continue;
-          }
         long r = 0;
         if (rows > CONVERTED)
           for (; r + ROWS <= rows; r += ROWS)
@@ -325,7 +357,7 @@ static void dequantize(const uint32_t* w, const void* scales, Number* weight, lo
   else dequantize<4>(w, (const uint16_t*)scales, weight, in, out, groups, threads);
 }
 
-extern "C" int rows_without_buffer() { return may_use_tiles() ? IN_VECTORS : CONVERTED; }
+extern "C" int rows_without_buffer() { return may_use_tiles() ? SCALED_IN_VECTORS : CONVERTED; }
 extern "C" int panel_outputs() { return PANEL; }
 
 // x [rows, in], y [rows, out]; buffers [threads, in, PANEL], used for more than `rows_without_buffer` rows. The layer's weight

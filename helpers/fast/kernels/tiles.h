@@ -138,10 +138,6 @@ static void configure_tiles(long = TILE) {}
 static void release_tiles() {}
 template <bool BOTH, bool ADDS, typename Sum>
 static void multiply_blocks(const uint32_t*, long, long, const uint32_t*, long, Sum*, long) {}
-template <typename Sum>
-static Range multiply_tiles(const uint32_t*, long, long, long rows, const uint32_t*, long, Sum*) {
-  return {0, rows};
-}
 template <typename Sum, typename Store>
 static void multiply_panel(const uint32_t*, long, const uint32_t*, long, bool, Store) {}
 #endif
