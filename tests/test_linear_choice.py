@@ -14,6 +14,7 @@ from helpers.fast import kernels, linear, linear_backends, linear_choice
 from helpers.fast.kernels import compiled
 from helpers.fast.linear import FastLinear, choose_linear_backends
 from helpers.fast.linear_choice import ROWS, Times, fingerprint, load, save, shape_of, times_of
+from helpers.models import quantize
 
 NAMES = ["pytorch", "compiled", "compiled_unpacked"]
 
@@ -59,7 +60,6 @@ CHOICES = {
     ),
     "no copy that saves less than 15 percent": ({"pytorch": PYTORCH, "compiled": [10.0, 8.6, 10.0]}, ["pytorch"] * 7),
     "a copy that saves 15 percent": ({"pytorch": PYTORCH[:2], "compiled": [10.1, 8.4]}, ["pytorch"] + ["compiled"] * 6),
-    "a copy for one product": ({"pytorch": PYTORCH[:2], "dequantized": [8.6, 8.4]}, ["pytorch"] + ["dequantized"] * 6),
     "a copy that is kept, wherever it is faster": ({"pytorch": PYTORCH[:2], "compiled": [9.9, 5.0]}, ["compiled"] * 7),
 }
 
@@ -84,6 +84,15 @@ def test_the_kernel_for_the_own_weight_is_only_chosen_where_no_copy_may_be_kept(
     model = nn.Sequential(nn.Linear(600, 900))
     choose_linear_backends(model, copies=copies)
     assert model[0].backends == [expected] * len(ROWS)
+
+
+def test_a_quantized_layer_is_not_timed_with_pytorch_alone(monkeypatch):
+    names, times = [], Times({name: [1.0] for name in linear_backends.QUANTIZED})
+    monkeypatch.setattr(linear, "times_of", lambda layers, own: names.extend(own) or {shape_of(layers[0]): times})
+    monkeypatch.setattr(linear, "available_backends", lambda dtype, device, names: [*names])
+    monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
+    choose_linear_backends(quantize(nn.Sequential(nn.Linear(600, 900)), "int8"))
+    assert names == ["compiled", "dequantized"]
 
 
 def test_small_layers_and_small_models_are_not_measured(calls, monkeypatch):

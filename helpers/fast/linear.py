@@ -18,7 +18,7 @@ from ..models.integer_products import rounds_inputs
 from ..models.quantization import QuantizedLinear
 from . import kernels
 from .linear_backends import BACKENDS, Layer, available_backends, backends_of, candidates, inputs_of, kind_of
-from .linear_choice import ROWS, nearest, shape_of, times_of
+from .linear_choice import ROWS, Times, nearest, shape_of, times_of
 
 MIN_LAYER_BYTES = 1_000_000  # before it is quantized; smaller weights fit in a core's cache
 MIN_MODEL_BYTES = 10_000_000  # the same; the large layers of a smaller model fit in the last-level cache together
@@ -119,14 +119,17 @@ def _choose(layers: list, backend: str, copies: bool, available: list[str]) -> l
                 f"{str(dtype).removeprefix('torch.')} on {device} here: choose one of {names}."
             )
         return [[backend] * len(ROWS)] * len(layers)
-    if isinstance(layers[0], QuantizedLinear):  # its backends make no copies
-        times = times_of(layers, available)
-        return [times[shape_of(layer)].fastest(available) for layer in layers]
-    available = candidates(available, copies)
-    if available == ["pytorch"]:
+    choose = Times.choose
+    if isinstance(layers[0], QuantizedLinear):
+        choose = Times.fastest  # its backends make no copies
+        # PyTorch alone never wins where there are kernels, and takes long to time.
+        available = available[1:] or available
+    else:
+        available = candidates(available, copies)
+    if len(available) == 1:
         return [available * len(ROWS)] * len(layers)
     times = times_of(layers, available)
-    return [times[shape_of(layer)].choose(available) for layer in layers]
+    return [choose(times[shape_of(layer)], available) for layer in layers]
 
 
 class FastLinear(nn.Module):

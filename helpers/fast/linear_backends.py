@@ -52,11 +52,10 @@ BACKENDS: dict[str, Callable[[nn.Linear | Conv1D], Product]] = {
     "compiled_unpacked": compiled_unpacked,
 }
 COPYING = "compiled"  # keeps a second copy of a float weight
-DEQUANTIZING = "dequantized"
 QUANTIZED: dict[str, Callable[[QuantizedLinear], Product]] = {
     "pytorch": lambda layer: layer.multiply_dequantized,
     "compiled": lambda layer: partial(multiply_quantized, layer),
-    DEQUANTIZING: lambda layer: partial(multiply_dequantized, layer),
+    "dequantized": lambda layer: partial(multiply_dequantized, layer),
 }
 INTEGER: dict[str, Callable[[IntegerLinear], Product]] = {
     "pytorch": lambda layer: layer.multiply_integers,

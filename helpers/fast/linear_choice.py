@@ -6,8 +6,7 @@ run in between. The backends take turns. Other programs can only slow a call dow
 counts. The rounds of all shapes take turns, too, so that a slow phase of the machine affects one round of each.
 
 A copy of a weight costs memory. It is kept only if for some number of rows it saves at least `MIN_SAVING` of the time
-that the fastest backend takes without it. A quantized weight is copied to floats for one product only if that saves as
-much: where kernels read all weights, one call computes all blocks.
+that the fastest backend takes without it.
 
 The times are kept as a JSON file beside the compiled kernels, under a fingerprint of everything that they depend on. So
 a machine measures a model's shapes once. Times that were measured while other programs took a core are used, but not
@@ -27,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,7 +34,7 @@ from ..hardware import cpuinfo
 from ..models.integer_products import IntegerLinear
 from ..models.quantization import QuantizedLinear
 from .kernels import compiled
-from .linear_backends import COPYING, DEQUANTIZING, Layer, backends_of, bytes_of, inputs_of, kind_of
+from .linear_backends import COPYING, Layer, backends_of, bytes_of, inputs_of, kind_of
 
 ROWS = (1, 4, 8, 16, 64, 256, 1024)  # other numbers of rows use the choice for the nearest of these
 ROUNDS = 3
@@ -70,13 +68,9 @@ class Times:
         return self.fastest(kept)
 
     def fastest(self, kept: Sequence[str]) -> list[str]:
-        """Return the fastest of these backends for each number in `ROWS`; a temporary copy only if it pays."""
-
-        def cost(name: str, index: int) -> float:
-            return self.seconds[name][index] / (1 - MIN_SAVING * (name == DEQUANTIZING))
-
+        """Return the fastest of these backends for each number in `ROWS`."""
         timed = len(self.seconds[kept[0]])
-        chosen = [min(kept, key=partial(cost, index=index)) for index in range(timed)]
+        chosen = [min(kept, key=lambda name: self.seconds[name][index]) for index in range(timed)]
         return chosen + chosen[-1:] * (len(ROWS) - timed)
 
 
@@ -99,7 +93,7 @@ def times_of(layers: Sequence[Layer], backends: Sequence[str]) -> dict[str, Time
     """Return the times of every shape among the layers, which are of one kind: kept ones, or measured now.
 
     Args:
-        backends: names of available backends, "pytorch" among them.
+        backends: names of available backends.
     """
     examples = {shape_of(layer): layer for layer in layers}
     machine = fingerprint(kind_of(layers[0])[0], sorted(examples), backends)
