@@ -89,7 +89,7 @@ def test_the_kernel_for_the_own_weight_is_only_chosen_where_no_copy_may_be_kept(
 def test_a_quantized_layer_is_not_timed_with_pytorch_alone(monkeypatch):
     names, times = [], Times({name: [1.0] for name in linear_backends.QUANTIZED})
     monkeypatch.setattr(linear, "times_of", lambda layers, own: names.extend(own) or {shape_of(layers[0]): times})
-    monkeypatch.setattr(linear, "available_backends", lambda dtype, device, names: [*names])
+    monkeypatch.setattr(linear, "available_backends", lambda dtype, device, all_names: [*all_names])
     monkeypatch.setattr(linear, "MIN_MODEL_BYTES", 0)
     choose_linear_backends(quantize(nn.Sequential(nn.Linear(600, 900)), "int8"))
     assert names == ["compiled", "dequantized"]

@@ -192,12 +192,17 @@ def test_few_rows_are_summed_in_the_order_of_many(dtype, weights, inputs, most):
 
 
 @needs_kernels
+@pytest.mark.parametrize(
+    "scale", [torch.Tensor.float, lambda x: x.bfloat16().float(), lambda x: -torch.exp2(x.round())]
+)
 @pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 32)])
 @torch.no_grad()
-def test_scales_of_many_digits_change_no_row_with_the_number_of_rows(bits, group):
-    """Such weights are not exact in bfloat16, in which matrix registers multiply."""
+def test_with_other_scales_no_row_depends_on_the_number_of_rows_either(bits, group, scale):
+    """Weights with such scales may not be exact in bfloat16, in which matrix registers multiply."""
     torch.manual_seed(0)
-    integers, scales = torch.randint(-7, 8, (70, 192), dtype=torch.int8), torch.rand(70, 192 // group) + 0.5
+    integers = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (70, 192), dtype=torch.int8)
+    scales = scale(torch.rand(70, 192 // group) + 0.5)
+    scales[32:64] = 0.5  # of the second panel
     quantized = QuantizedLinear.from_integers(integers, scales, bits, None, torch.bfloat16)
     x = torch.randn(80, 192).bfloat16()
     y, exact = multiply_quantized(quantized, x), x.double() @ (integers * scales.repeat_interleave(group, 1)).double().T

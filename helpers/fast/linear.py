@@ -122,8 +122,8 @@ def _choose(layers: list, backend: str, copies: bool, available: list[str]) -> l
     choose = Times.choose
     if isinstance(layers[0], QuantizedLinear):
         choose = Times.fastest  # its backends make no copies
-        # PyTorch alone never wins where there are kernels, and takes long to time.
-        available = available[1:] or available
+        # Where there are kernels, PyTorch alone never wins, and timing it takes long.
+        available = [name for name in available if name != "pytorch"] or available
     else:
         available = candidates(available, copies)
     if len(available) == 1:

@@ -9,9 +9,9 @@ which the weight is read matters. With many rows it waits for arithmetic, and th
 
 A layer with quantized weights (`models/quantization.py`) has these:
 
-    pytorch         dequantizes the weight and multiplies, which takes more time with few rows
+    pytorch         dequantizes the weight and multiplies: only where there are no kernels
     compiled        the kernel in `kernels/quantized.cpp`, on the layer's own integers
-    dequantized     a kernel dequantizes the weight, and PyTorch multiplies: for many rows and matrix units
+    dequantized     a kernel dequantizes the weight, and PyTorch multiplies: for many rows, on some processors
 
 A layer that rounds its inputs, too (`models/integer_products.py`), has the first two, with the kernel in
 `kernels/integer_linear.cpp`. PyTorch's private product of integers, `_int_mm`, needs a copy of them in another order.

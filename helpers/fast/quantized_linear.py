@@ -29,7 +29,7 @@ def multiply_quantized(layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
 def multiply_dequantized(layer: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
     """Do the same through a copy of the rounded weight in the dtype of x, which is made anew and dropped afterwards.
 
-    It takes less time for many rows if PyTorch's product uses matrix units. A row may depend on the others.
+    For many rows, it takes less time on some processors. A row may depend on the others.
     """
     _check_inputs(layer, x)
     weight = kernels.dequantize(layer.words, layer.scales, layer.format.bits, layer.out_features, x.dtype)

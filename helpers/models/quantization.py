@@ -6,13 +6,14 @@ it faster. Only weights are quantized: activations keep the model's dtype, unles
     int8    8 bits per weight and a float32 scale for each output
     int4    4 bits per weight and a bfloat16 scale for each GROUP of inputs of an output: 4.5 bits per weight
 
-A weight is stored as the integer nearest to weight / scale, and the scale maps the largest weight of its group to the
-largest integer, 127 or 7. So no weight changes by more than half a scale. A single outlier enlarges the scale of its
+A weight is stored as the integer nearest to weight / scale, and the scale maps the largest weight of its group to about
+the largest integer, 127 or 7. No weight changes by more than half a scale. A single outlier enlarges the scale of its
 whole group. With the 255 values of int8 that hardly matters. With the 15 values of int4 it does, so groups are small:
 32 weights share a scale of 16 bits, which costs half a bit per weight.
 
 A scale of int4 is rounded to five binary digits. An integer has three, so a weight has eight and is exact in bfloat16,
-in which matrix units multiply. The embedded model's relative error is 10.39%; with scales of eight digits, 10.37%.
+in which matrix units multiply. The relative error of the embedded model's weights is 10.39%; with scales of eight
+digits, it would be 10.37%.
 
 All layers that only multiply and add a bias are quantized, including the LM head. A decode reads the head in full, and
 in GPT-2 (124M) it has 31% of the weights that a decode reads. Where it is tied to the embedding, the embedding stays as
@@ -35,6 +36,7 @@ from .cloning import clone_sharing_weights
 
 GROUP = 32  # inputs that share a scale in int4; sizes of weights are padded to a multiple
 PANEL = 32  # outputs whose integers are neighbors in memory, as in fast/kernels/quantized.cpp
+FLOAT32_DIGITS = 24
 SLAB = 2**18  # weights that are quantized, or converted to floats, at a time, so that both take little memory
 
 
@@ -45,7 +47,7 @@ class Format:
     bits: int
     group: int | None
     scale_dtype: torch.dtype
-    scale_digits: int = 24
+    scale_digits: int = FLOAT32_DIGITS
 
     @property
     def largest(self) -> int:
@@ -61,9 +63,10 @@ def round_to_integers(weight: torch.Tensor, format: Format) -> tuple[torch.Tenso
     groups = weight.float().unflatten(1, (-1, format.group or weight.shape[1]))
     largest = groups.abs().amax(dim=2)
     # Not below the smallest normal number: the scale of a group of zeros must not be zero.
-    digits, exponents = torch.frexp((largest / format.largest).clamp(min=torch.finfo(torch.float32).tiny))
-    steps = 2**format.scale_digits
-    scales = torch.ldexp((digits * steps).round_() / steps, exponents).to(format.scale_dtype)
+    scales = (largest / format.largest).clamp(min=torch.finfo(torch.float32).tiny)
+    if drop := FLOAT32_DIGITS - format.scale_digits:  # rounded in its bits, whose upper ones are the exponent
+        scales = (scales.view(torch.int32) + (1 << drop - 1) >> drop << drop).view(torch.float32)
+    scales = scales.to(format.scale_dtype)
     integers = (groups / scales.float()[..., None]).round_().clamp_(-format.largest, format.largest).nan_to_num_()
     return integers.to(torch.int8).flatten(1), scales
 
@@ -149,7 +152,8 @@ class QuantizedLinear(nn.Module):
         self = cls.__new__(cls)
         nn.Module.__init__(self)
         self.weights = f"int{bits}"
-        self.format = Format(bits, inputs // groups if groups > 1 else None, scales.dtype)
+        digits = FORMATS[self.weights].scale_digits  # of other weights, which may replace these
+        self.format = Format(bits, inputs // groups if groups > 1 else None, scales.dtype, digits)
         self.out_features, self.in_features = integers.shape
         slabs = (tensor.split(self._panels_per_slab() * PANEL) for tensor in (integers, scales))
         self._store(zip(*slabs, strict=True), bias, dtype, integers.device)

@@ -1,8 +1,8 @@
 // y = x W + bias, where W is stored as integers of 8 or 4 bits with a scale for each group of inputs.
 //
 // A decode waits for the weights, so it is fast if they take few bytes. The floats are never stored: an integer becomes a
-// float in a register, right before it is multiplied. Integers of up to 8 bits are exact in bfloat16, too. The products of
-// a group are summed first, and each sum is multiplied by the scale of its group.
+// float in a register, right before it is multiplied. Integers of up to 8 bits are exact in bfloat16, too. In
+// vectors, the products of a group are summed first, and each sum is multiplied by the scale of its group.
 //
 // W lies in panels of PANEL outputs. A panel has one line per word, and a word of 32 bits holds the integers of 32 / BITS
 // neighboring inputs of one output: even inputs in its lower half, odd ones in its upper half, so that one instruction
@@ -12,9 +12,10 @@
 // have the same order, so the numbers of a row do not depend on the other rows of the batch. Matrix registers (tiles.h)
 // multiply by a converted panel, in another order. Where these are used, vectors multiply few rows in their order.
 //
-// Multiplying a group's sums by its scale would take longer than computing them in matrix registers. For these, the integers
-// of several groups are multiplied by their scales first. Integers of 4 bits times scales of helpers/models/quantization.py
-// are exact in bfloat16. Other products are rounded, as in a model that stores its weights in bfloat16.
+// In matrix registers, multiplying each group's sums by its scale would take longer than the products themselves. So if a
+// layer has several groups, its integers are multiplied by their scales first, while a panel is converted. Integers of 4 bits
+// times scales of helpers/models/quantization.py are exact in bfloat16. Others are rounded to bfloat16, ties away from zero.
+// (Matrix registers take numbers below 2^-126 as zero and vectors don't, so with such weights or products a row may differ.)
 
 #include <algorithm>
 
@@ -29,7 +30,8 @@
 constexpr int ROWS = LANES == 16 ? 8 : 4;  // see linear.cpp
 constexpr int VECTORS = 2;
 constexpr int CONVERTED = 8 * ROWS;  // up to here, converting a panel again for every ROWS rows takes less time
-constexpr int IN_VECTORS = 4, SCALED_IN_VECTORS = 2;  // up to here, vectors are faster than matrix registers
+constexpr int IN_VECTORS = 4;         // up to here, vectors are faster than matrix registers,
+constexpr int SCALED_IN_VECTORS = 2;  // and up to here if weights are scaled
 constexpr long AHEAD = 4096;  // bytes
 
 // Return the integers of one input as floats: shifts move them to the top of the word and back, with their sign.
@@ -165,7 +167,7 @@ static int multiply_rows(long rows, const Word* x, const uint32_t* w, const Scal
 enum Scaling { SUMS, EXACT_WEIGHTS, ROUNDED_WEIGHTS };
 
 // Choose for a panel with these scales [groups, PANEL], in matrix registers. A product is exact if an integer of BITS - 1
-// digits and a scale have at most 8 digits together.
+// digits and a scale have at most 8 digits together. (The smallest integer, a power of two, has one digit.)
 template <int BITS, typename Scale> static Scaling scaling_in_tiles(const Scale* scales, long groups) {
   if (groups == 1) return SUMS;
   uint32_t digits = 0;
@@ -179,7 +181,7 @@ template <int BITS, Scaling SCALING> static inline void even_and_odd(Words words
   for (int odd = 0; odd < 2; odd++) {
     weights_of<BITS>(words, 2 * n + odd, &weights[odd]);
     if constexpr (SCALING != SUMS) weights[odd] *= scale;
-    if constexpr (SCALING == ROUNDED_WEIGHTS)  // to the nearest, ties away from zero, which takes fewer operations than to even
+    if constexpr (SCALING == ROUNDED_WEIGHTS)  // ties to even would take three operations more
       weights[odd] = bit_cast<Floats>((bit_cast<Words>(weights[odd]) + 0x8000) & 0xffff0000u);
   }
 }
@@ -212,10 +214,10 @@ static void convert(const uint32_t* w, const Scale* scales, uint32_t* converted,
   }
 }
 
-// Scale the sums (if these are scaled), and write them.
+// Scale the sums unless the weights were scaled, add the bias, and write the first `columns` outputs.
 template <Scaling SCALING>
 static inline void store_scaled(Floats* sums, const Floats* scale, const uint16_t* bias, uint16_t* y, long columns) {
-  // Added to zero: else the compiler might join the product and the bias in one place, which rounds once, and not in another.
+  // Added to zero: else the compiler might fuse the product with the bias, which rounds once, in one place and not in another.
   for (int v = 0; v < VECTORS && SCALING == SUMS; v++) sums[v] = Floats{} + sums[v] * scale[v];
   store_sums<VECTORS>(sums, bias, y, columns);
 }
@@ -256,7 +258,8 @@ static void multiply_in_their_order(const uint32_t* x, const uint32_t* w, const 
   for (int r = 0; r < R; r++) store_scaled<SCALING>(sums[r], scale, bias, y + r * sizes.step, columns);
 }
 
-// Multiply rows by a panel w [words, PANEL], which is converted, in matrix registers, or else in their order.
+// Multiply rows by a panel w [words, PANEL]: many in matrix registers, after converting it to `converted` [steps, PANEL]; few in
+// vectors, in the same order.
 template <int BITS, Scaling SCALING, typename Scale>
 static void multiply_in_tiles(const uint32_t* x, const uint32_t* w, const Scale* scales, const uint16_t* bias, uint16_t* y,
                               long rows, Sizes sizes, long columns, uint32_t* converted) {
