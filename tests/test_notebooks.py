@@ -126,7 +126,7 @@ GIVEN = {
     "7_paged_kv_cache": "20.4 38.2 138",
     "8_prefix_sharing": "128 127",
     "10_load_and_overload": "32",
-    "14_quantized_weights": "768 35,000 110 50 128",
+    "14_quantized_weights": "768 35,000 59 128",
     "15_adapters_and_live_weights": "84",
     "17_many_replicas": "512",
     "18_planning_capacity": "21 39 512",
