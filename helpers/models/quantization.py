@@ -11,9 +11,9 @@ the largest integer, 127 or 7. No weight changes by more than half a scale. A si
 whole group. With the 255 values of int8 that hardly matters. With the 15 values of int4 it does, so groups are small:
 32 weights share a scale of 16 bits, which costs half a bit per weight.
 
-A scale of int4 is rounded to five binary digits. An integer has three, so a weight has eight and is exact in bfloat16,
-in which matrix units multiply. The relative error of the embedded model's weights is 10.39%; with scales of eight
-digits, it would be 10.37%.
+A scale of int4 is rounded to five binary digits. An integer has three, so a weight has at most eight and is exact in
+bfloat16, in which matrix units multiply. The relative error of the embedded model's weights is 10.39%; with scales of
+eight digits, it would be 10.37%.
 
 All layers that only multiply and add a bias are quantized, including the LM head. A decode reads the head in full, and
 in GPT-2 (124M) it has 31% of the weights that a decode reads. Where it is tied to the embedding, the embedding stays as

@@ -1,21 +1,22 @@
 // y = x W + bias, where W is stored as integers of 8 or 4 bits with a scale for each group of inputs.
 //
 // A decode waits for the weights, so it is fast if they take few bytes. The floats are never stored: an integer becomes a
-// float in a register, right before it is multiplied. Integers of up to 8 bits are exact in bfloat16, too. In
-// vectors, the products of a group are summed first, and each sum is multiplied by the scale of its group.
+// float in a register, right before it is multiplied. Integers of up to 8 bits are exact in bfloat16, too. Without matrix
+// registers, the products of a group are summed first, and each sum is multiplied by the scale of its group.
 //
 // W lies in panels of PANEL outputs. A panel has one line per word, and a word of 32 bits holds the integers of 32 / BITS
 // neighboring inputs of one output: even inputs in its lower half, odd ones in its upper half, so that one instruction
 // makes pairs of bfloat16 numbers.
 //
 // For more than CONVERTED rows, a panel is converted once, into a buffer that stays in the cache. The sums are the same and
-// have the same order, so the numbers of a row do not depend on the other rows of the batch. Matrix registers (tiles.h)
-// multiply by a converted panel, in another order. Where these are used, vectors multiply few rows in their order.
+// have the same order, so the numbers of a row do not depend on the other rows of the batch.
 //
-// In matrix registers, multiplying each group's sums by its scale would take longer than the products themselves. So if a
-// layer has several groups, its integers are multiplied by their scales first, while a panel is converted. Integers of 4 bits
-// times scales of helpers/models/quantization.py are exact in bfloat16. Others are rounded to bfloat16, ties away from zero.
-// (Matrix registers take numbers below 2^-126 as zero and vectors don't, so with such weights or products a row may differ.)
+// Matrix registers (tiles.h) multiply by a converted panel, in another order; vectors then multiply few rows in that order.
+// Multiplying each group's sums by its scale would take longer than the products themselves. So if a layer has several
+// groups, its integers are multiplied by their scales as they are converted, also for few rows. With the scales of
+// helpers/models/quantization.py, the products of 4-bit integers are exact in bfloat16. With others, they are rounded to
+// bfloat16, ties away from zero. (Matrix registers treat numbers below 2^-126 as zero, and vectors don't. With such weights
+// or products, a row may depend on the number of rows.)
 
 #include <algorithm>
 
