@@ -138,15 +138,9 @@ def random_pair(family: str):
         config = GPT2Config(n_positions=128, n_embd=32, n_layer=2, n_head=2, initializer_range=0.3, **shared)
     elif family == "llama":  # rotary positions, two query heads per KV head
         config = LlamaConfig(
-            max_position_embeddings=128,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            initializer_range=0.3,
-            **shared,
-        )
+            max_position_embeddings=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, initializer_range=0.3, **shared,
+        )  # fmt: skip
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed({"gpt2": 33, "llama": 35}[family])
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

@@ -29,18 +29,10 @@ def model(request):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         config = AutoConfig.for_model(
-            "llama",
-            vocab_size=len(tokenizer()),
-            hidden_size=256,
-            intermediate_size=512,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            initializer_range=0.1,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
+            "llama", vocab_size=len(tokenizer()), hidden_size=256, intermediate_size=512, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.1,
+            bos_token_id=0, eos_token_id=0,
+        )  # fmt: skip
         return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, request.param)).eval()
 
 

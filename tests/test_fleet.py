@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from test_lockstep import generate
 
 from helpers.cluster.lockstep import LockstepReplicas
-from helpers.cluster.routing import (
-    FreeRowsFirst,
-    LeastOutstandingTokens,
-    PrefixAware,
-    RoundRobin,
-    Router,
-)
+from helpers.cluster.routing import FreeRowsFirst, LeastOutstandingTokens, PrefixAware, RoundRobin, Router
 from helpers.engine import POLICIES, EngineConfig, SamplingParams, Scheduler
 from helpers.metrics import request_metrics
 from helpers.simulator import (

@@ -12,13 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BertForMaskedLM, MambaConfig, RobertaForMaskedLM
 
 from helpers import generate_alone, init_batch, load_model
-from helpers.models import (
-    EMBEDDED,
-    bytes_per_token,
-    clone_sharing_weights,
-    default_pair,
-    eos_token_ids,
-)
+from helpers.models import EMBEDDED, bytes_per_token, clone_sharing_weights, default_pair, eos_token_ids
 from tests.support.families import build, by_name
 
 # --- the default pair ---------------------------------------------------------------------------------------------

@@ -192,9 +192,7 @@ def test_few_rows_are_summed_in_the_order_of_many(dtype, weights, inputs, most):
 
 
 @needs_kernels
-@pytest.mark.parametrize(
-    "scale", [torch.Tensor.float, lambda x: x.bfloat16().float(), lambda x: -torch.exp2(x.round())]
-)
+@pytest.mark.parametrize("scale", [lambda x: x, lambda x: x.bfloat16().float(), lambda x: -torch.exp2(x.round())])
 @pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 32)])
 @torch.no_grad()
 def test_with_other_scales_no_row_depends_on_the_number_of_rows_either(bits, group, scale):

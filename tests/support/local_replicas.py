@@ -70,14 +70,7 @@ async def next_report(replica: Replica) -> Report:
 
 @asynccontextmanager
 async def running(
-    num_replicas=2,
-    shut=False,
-    max_queue=8,
-    timeout=10.0,
-    restarts=True,
-    all_shut=False,
-    most=None,
-    **options,
+    num_replicas=2, shut=False, max_queue=8, timeout=10.0, restarts=True, all_shut=False, most=None, **options
 ):
     """Run replicas of two rows each.
 

@@ -104,7 +104,7 @@ static inline void multiply_blocks(const uint32_t* x, long x_step, long second, 
 // fewer than TILE rows begins earlier.
 template <typename Sum>
 static Range multiply_tiles(const uint32_t* x, long x_step, long r, long rows, const uint32_t* w, long words, Sum* sums,
-                            bool adds = false, const char* ahead = nullptr, long pace = 0) {
+                            bool adds, const char* ahead, long pace) {
   const long last = std::max(rows - TILE, 0L), first = std::min(r, last), second = std::min(r + TILE, last) - first;
   const bool both = rows - r > TILE;
   auto multiply = both ? adds ? multiply_blocks<true, true, Sum> : multiply_blocks<true, false, Sum>
