@@ -9,16 +9,8 @@ from collections import Counter
 
 import pytest
 from conftest import LONGEST, PROMPTS, alone, random_pair
-from hypothesis import Phase, settings
+from hypothesis import Phase, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from helpers import Request, filter_batch, generate_next_token, init_batch, load_model, merge_batches
 
@@ -42,7 +34,7 @@ def end_of(model, tokenizer, request: Request) -> tuple[list[int], str]:
     return ids, "stop" if ids[-1] == tokenizer.eos_token_id else "length"
 
 
-class BatchingMachine(RuleBasedStateMachine):
+class BatchingMachine(stateful.RuleBasedStateMachine):
     """Runs up to four batches, and remembers one: the verbs are pure, so an old batch can be run again."""
 
     pair = staticmethod(load_model)
@@ -57,20 +49,20 @@ class BatchingMachine(RuleBasedStateMachine):
 
     # --- events ---
 
-    @initialize(requests=REQUESTS)
+    @stateful.initialize(requests=REQUESTS)
     def begin(self, requests):
         self.init(requests, prefill=True)
 
-    @precondition(lambda self: len(self.alive) < 4)
-    @rule(requests=REQUESTS, prefill=st.booleans())
+    @stateful.precondition(lambda self: len(self.alive) < 4)
+    @stateful.rule(requests=REQUESTS, prefill=st.booleans())
     def init(self, requests, prefill):
         requests = [Request(*request, len(self.requests) + row) for row, request in enumerate(requests)]
         self.requests |= {request.request_id: request for request in requests}
         batch = init_batch(requests, self.model, self.tokenizer)
         self.alive.append(self.run(batch) if prefill else batch)
 
-    @precondition(lambda self: self.alive)
-    @rule(which=st.integers(0, 3), steps=st.integers(1, 12), filtering=st.booleans())
+    @stateful.precondition(lambda self: self.alive)
+    @stateful.rule(which=st.integers(0, 3), steps=st.integers(1, 12), filtering=st.booleans())
     def generate(self, which, steps, filtering):
         batch = self.take(which)
         self.old = batch
@@ -80,8 +72,8 @@ class BatchingMachine(RuleBasedStateMachine):
                 batch = self.filtered(batch)
         self.alive.append(batch)
 
-    @precondition(lambda self: len([batch for batch in self.alive if "past_key_values" in batch]) > 1)
-    @rule(first=st.integers(0, 3), second=st.integers(0, 3))
+    @stateful.precondition(lambda self: len([batch for batch in self.alive if "past_key_values" in batch]) > 1)
+    @stateful.rule(first=st.integers(0, 3), second=st.integers(0, 3))
     def merge(self, first, second):
         first, second = self.take(first, prefilled=True), self.take(second, prefilled=True)
         self.alive.append(merge_batches(first, second))
@@ -90,13 +82,13 @@ class BatchingMachine(RuleBasedStateMachine):
         self.events["merges with finished rows"] += 0 in first["tokens_remaining"] + second["tokens_remaining"]
         self.events["merges with an empty batch"] += len(widths) < 2
 
-    @precondition(lambda self: self.alive)
-    @rule(which=st.integers(0, 3))
+    @stateful.precondition(lambda self: self.alive)
+    @stateful.rule(which=st.integers(0, 3))
     def filter(self, which):
         self.alive.append(self.filtered(self.take(which)))
 
-    @precondition(lambda self: self.old is not None)
-    @rule(steps=st.integers(1, 4))
+    @stateful.precondition(lambda self: self.old is not None)
+    @stateful.rule(steps=st.integers(1, 4))
     def run_an_old_batch_again(self, steps):
         batch = self.old
         for _ in range(steps):
@@ -115,7 +107,7 @@ class BatchingMachine(RuleBasedStateMachine):
 
     # --- checks ---
 
-    @invariant()
+    @stateful.invariant()
     def every_row_is_correct(self):
         for batch in self.alive:
             self.check(batch)
@@ -173,5 +165,6 @@ def zip_rows(batch, key):
 def test_in_whatever_order_requests_join_and_leave_each_one_gets_its_own_tokens(family, examples):
     attributes = {"pair": staticmethod(PAIRS[family]), "events": Counter()}
     machine = type(f"Batching_{family}", (BatchingMachine,), attributes)
-    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=30, phases=PHASES))
+    some = settings(max_examples=examples, stateful_step_count=30, phases=PHASES)
+    stateful.run_state_machine_as_test(machine, settings=some)
     assert all(machine.events[event] >= 2 for event in EVENTS), machine.events

@@ -8,16 +8,8 @@ The order of evictions is test_eviction.py.
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis import HealthCheck, Phase, seed, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from helpers.engine import BlockManager, Sequence
 from helpers.engine.block_manager import FreeBlocks
@@ -122,14 +114,14 @@ def upto(most: int, least: int = 0):
     return st.sampled_from(range(least, most + 1))
 
 
-class Blocks(RuleBasedStateMachine):
+class Blocks(stateful.RuleBasedStateMachine):
     """Sequences over two letters in a tiny memory, and for every slot the tokens that were computed up to there.
 
     As in the engine, an iteration is planned first: memory is allocated to some sequences and freed for others. Then it
     runs: pending copies are made, then all planned sequences write. A run can fail before it has done anything.
     """
 
-    @initialize(blocks=upto(16, 4), block_size=upto(4, 1), prefix_caching=st.booleans())
+    @stateful.initialize(blocks=upto(16, 4), block_size=upto(4, 1), prefix_caching=st.booleans())
     def begin(self, blocks, block_size, prefix_caching):
         self.blocks = BlockManager(blocks, block_size, prefix_caching)
         self.contents: dict[int, tuple[int, ...]] = {}  # by slot
@@ -138,20 +130,20 @@ class Blocks(RuleBasedStateMachine):
 
     # --- what can happen ---
 
-    @precondition(lambda self: len(self.sequences) < 4)
-    @rule(zeros=upto(6), ones=upto(4, 1))
+    @stateful.precondition(lambda self: len(self.sequences) < 4)
+    @stateful.rule(zeros=upto(6), ones=upto(4, 1))
     def arrive(self, zeros, ones):
         self.sequences.append(Sequence("request", [0] * zeros + [1] * ones, 10))
 
-    @precondition(lambda self: self.blocks.tables and len(self.sequences) < 6)
-    @rule(which=upto(5), tokens=upto(12, 1))
+    @stateful.precondition(lambda self: self.blocks.tables and len(self.sequences) < 6)
+    @stateful.rule(which=upto(5), tokens=upto(12, 1))
     def add_a_sample(self, which, tokens):
         first = list(self.blocks.tables)[which % len(self.blocks.tables)]
         self.sequences.append(Sequence("sample", first.token_ids[: first.prompt_tokens], 10, request=first.request))
         self.plan_one(self.sequences[-1], tokens)
 
-    @precondition(lambda self: len(self.planned) < len(self.sequences))
-    @rule(chunks=st.lists(st.tuples(upto(5), upto(12, 1)), min_size=1, max_size=4))
+    @stateful.precondition(lambda self: len(self.planned) < len(self.sequences))
+    @stateful.rule(chunks=st.lists(st.tuples(upto(5), upto(12, 1)), min_size=1, max_size=4))
     def plan(self, chunks):
         for which, tokens in chunks:
             free = [sequence for sequence in self.sequences if sequence not in self.planned]
@@ -179,8 +171,8 @@ class Blocks(RuleBasedStateMachine):
                 missing = self.blocks.blocks_for(cached + tokens) - len(self.blocks.tables[sequence])
                 assert missing > self.blocks.available, "there was enough memory"
 
-    @precondition(lambda self: self.planned)
-    @rule(new_tokens=st.lists(st.integers(0, 1), min_size=6, max_size=6))
+    @stateful.precondition(lambda self: self.planned)
+    @stateful.rule(new_tokens=st.lists(st.integers(0, 1), min_size=6, max_size=6))
     def run(self, new_tokens):
         self.contents = self.after_copies()
         self.blocks.take_copies()
@@ -195,8 +187,8 @@ class Blocks(RuleBasedStateMachine):
                 sequence.token_ids.append(new_tokens.pop())
         self.planned = {}
 
-    @precondition(lambda self: self.sequences)
-    @rule(which=upto(5), how=st.sampled_from(["preempt", "preempt", "end", "the run fails"]))
+    @stateful.precondition(lambda self: self.sequences)
+    @stateful.rule(which=upto(5), how=st.sampled_from(["preempt", "preempt", "end", "the run fails"]))
     def release(self, which, how):
         freed = list(self.planned) if how == "the run fails" else [self.sequences[which % len(self.sequences)]]
         for sequence in freed:
@@ -215,13 +207,13 @@ class Blocks(RuleBasedStateMachine):
 
     # --- what must hold ---
 
-    @invariant()
+    @stateful.invariant()
     def every_sequence_finds_its_own_tokens(self):
         contents = self.after_copies()
         for sequence in self.blocks.tables:
             self.finds_its_own(sequence, sequence.computed, contents)
 
-    @invariant()
+    @stateful.invariant()
     def the_counts_are_right(self):
         tables = list(self.blocks.tables.values())
         owners = Counter(block for table in tables for block in table)
@@ -230,7 +222,7 @@ class Blocks(RuleBasedStateMachine):
         assert (self.blocks.used, self.blocks.available) == (len(owners), self.blocks.num_blocks - len(owners))
         assert set(self.blocks.tables) <= set(self.sequences)
 
-    @invariant()
+    @stateful.invariant()
     def no_sequence_writes_to_a_block_of_another(self):
         for sequence, tokens in self.planned.items():
             positions = range(sequence.computed, sequence.computed + tokens)
@@ -271,7 +263,7 @@ def test_whatever_happens_every_sequence_finds_its_own_tokens_and_all_counts_are
         max_examples=120, stateful_step_count=50, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
     )
     for number in range(8):  # which examples a seed gives depends on what else is imported, and some have few evictions
-        run_state_machine_as_test(seed(number)(Blocks), settings=often)
+        stateful.run_state_machine_as_test(seed(number)(Blocks), settings=often)
         if all(happened[event] > 5 for event in events):
             return
     raise AssertionError(happened)

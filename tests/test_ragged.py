@@ -203,20 +203,6 @@ def test_the_trial_finds_a_wrong_mask(wrong, monkeypatch):
     assert "its logits differ by" in why_not_ragged(build(by_name("llama")))
 
 
-def test_the_trial_finds_a_mask_that_shows_a_query_the_token_behind_it(monkeypatch):
-    right_mask = QuerySegment.mask
-
-    def mask(self, settings, query):
-        right = right_mask(self, replace(settings, softcap=1.0), query)  # with a softcap, chunks always need a mask
-        if right is None:
-            right = query.new_zeros(self.tokens, self.past + self.tokens)
-        seen = right == 0
-        return torch.zeros_like(right).masked_fill(~seen.roll(1, dims=1) & ~seen, float("-inf"))
-
-    monkeypatch.setattr(QuerySegment, "mask", mask)
-    assert "its logits differ by" in why_not_ragged(build(by_name("llama")))
-
-
 # --- in the engine ----------------------------------------------------------------------------------------------------
 
 

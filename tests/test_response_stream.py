@@ -1,5 +1,7 @@
 """A response's outputs while its client reads late or never: nothing is lost, and what waits is never more than it."""
 
+import asyncio
+
 import pytest
 
 from helpers.server import output_budget
@@ -24,6 +26,43 @@ async def test_a_late_client_gets_every_output_by_itself_and_they_join_to_the_wh
             assert output.new_text.startswith("bcdefghi"[first - 2 :])
             assert [max(scores, key=scores.get) for scores in output.new_logprobs] == output.new_token_ids
             assert (output.num_tokens, output.finish_reason) == (100, "length")
+
+
+@in_loop
+async def test_a_waiting_reader_is_not_woken_for_what_is_taken_and_gets_everything_else_in_order():
+    async with running(shut=True, context=400) as thread:
+        stream, taken, refused = await submit(thread, "a", 6), [], []
+
+        def take(choice, output):
+            (taken if len(taken) < 2 else refused).append(output.new_token_ids)
+            return not refused
+
+        stream.take = take
+        thread.model.allowed.release(1)
+        await wait_until(lambda: stream._unread)
+        assert not taken, "nobody waits"
+        assert (await anext(stream))[1].new_token_ids == [2]
+        reading = asyncio.ensure_future(anext(stream))
+        await wait_until(lambda: stream._is_awaited)
+        thread.model.allowed.release(2)
+        await wait_until(lambda: taken == [[3], [4]])
+        assert not reading.done()
+        thread.model.allowed.release(3)
+        rest = [await reading, *[pair async for pair in stream]]
+        assert [output.new_token_ids for _, output in rest] == [[5], [6], [7]] and refused[0] == [5]
+
+
+@in_loop
+async def test_an_error_while_an_output_is_taken_ends_its_response_and_no_other():
+    async with running(shut=True, context=400) as thread:
+        bad, good = await submit(thread, "a", 9), await submit(thread, "b", 9, id="good")
+        bad.take, reading = lambda *_: 1 / 0, asyncio.ensure_future(anext(bad))
+        await wait_until(lambda: bad._is_awaited)
+        thread.model.allowed.release(20)
+        with pytest.raises(ZeroDivisionError):
+            await reading
+        assert await texts(good) == {0: "cdefghia"}
+        await wait_until(lambda: is_empty(thread))
 
 
 @in_loop

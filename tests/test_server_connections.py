@@ -17,6 +17,7 @@ from tests.support.serving import (
     RawConnection,
     body,
     expected,
+    gated,
     post,
     serving,
     text_of_response,
@@ -123,9 +124,11 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_request_cancelled(s
         assert not data.endswith((b"0\r\n\r\n", b"}}")), "HTTP shows that it is incomplete"
 
 
-def test_a_client_that_reads_slowly_but_steadily_gets_everything():
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_reads_slowly_but_steadily_gets_everything(stream):
     with serving(limits=ConnectionLimits(client_timeout=0.3, send_buffer=4096)) as server:
-        slow_reader = RawConnection.posting(server, LONG, receive_buffer=4096)
+        whole = post(server, **LONG).json()
+        slow_reader = RawConnection.posting(server, LONG | {"stream": stream}, receive_buffer=4096)
         http, content, began = h11.Connection(h11.CLIENT), b"", time.monotonic()
         http.send(h11.Request(method="POST", target="/", headers=[("Host", "x"), ("Content-Length", "0")]))
         http.send(h11.EndOfMessage())
@@ -136,10 +139,39 @@ def test_a_client_that_reads_slowly_but_steadily_gets_everything():
             elif type(event) is h11.Data:
                 content += event.data
         assert time.monotonic() - began > 0.4, "longer than the limit, so that it would have passed"
-        response = json.loads(content)
-        assert response["usage"]["completion_tokens"] == 600
-        assert [len(choice["logprobs"]["tokens"]) for choice in response["choices"]] == [300, 300]
+        *events, end = content.decode().split("\n\n") if stream else (content, b"")
+        choices = [c for event in events if event != "data: [DONE]" for c in json.loads(event[6 * stream :])["choices"]]
+        for index in range(2):
+            offsets = [n for c in choices if c["index"] == index for n in c["logprobs"]["text_offset"]]
+            assert offsets == whole["choices"][index]["logprobs"]["text_offset"] and len(offsets) == 300 and not end
         slow_reader.close()
+        server.assert_empty()
+
+
+def test_nothing_is_made_to_be_sent_at_once_to_a_client_that_has_yet_to_read():
+    with serving() as server:
+        waiting = RawConnection(server, HEAD)
+        wait_until(lambda: num_connections(server) == 1)
+        (connection,) = connections_of(server)
+        connection.flow.write_paused = True
+        assert not connection.send_at_once(lambda: 1 / 0)
+        waiting.close()
+
+
+@pytest.mark.parametrize("sent", ["a long body", "another request"])
+def test_a_client_that_leaves_is_noticed_whatever_it_has_sent(sent):
+    content = json.dumps(body(OWL, 40, user="x" * (100_000 if sent == "a long body" else 1))).encode()
+    with gated() as (server, gate):
+        leaver = RawConnection(server, HEAD + b"Content-Length: %d\r\n\r\n" % len(content))
+        time.sleep(0.05)
+        leaver.socket.sendall(content)
+        wait_until(lambda: server.num_in_flight() == 1)
+        if sent == "another request":
+            leaver.socket.sendall(HEAD)
+            time.sleep(0.05)
+        leaver.close()
+        wait_until(lambda: num_connections(server) == 0)
+        gate.open()
         server.assert_empty()
 
 

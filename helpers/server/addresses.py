@@ -16,7 +16,7 @@ from .chat import ChatPrompt
 from .formats import ChatFormatter, CompletionFormatter
 from .http_errors import APIError
 from .protocol import ChatRequest, CompletionRequest, Pace
-from .responses import EVENT_STREAM, OutputResponse, respond, while_connected
+from .responses import EVENT_STREAM, OutputResponse, event_response, whole_response
 from .text_offsets import EchoedPrompt
 
 PAGE = Path(__file__).parent / "page"
@@ -66,23 +66,26 @@ async def generate(
     formatter: CompletionFormatter,
     prompts: list,
 ) -> Response:
-    """Hand the prompts to the engine, and respond with its outputs."""
-    state = request.app.state
+    """Hand the prompts to the engine, and respond with its outputs. A client that disconnects cancels its request."""
+    state, connection = request.app.state, request.state.connection
     adapter = find_adapter(request, body.model)
     seconds = state.deadline if body.deadline is None else body.deadline
-    try:
-        params = body.params
-        submitting = state.engine_client.submit(formatter.id, prompts, params, body.priority, seconds, adapter)
-        stream, token_ids = await while_connected(request, submitting)
-    except ValueError as error:
-        raise APIError(400, str(error)) from error
-    prompt_tokens = sum(map(len, token_ids))
-    state.metrics.prompt_tokens.inc(prompt_tokens)
-    if getattr(body, "echo", False):
-        pairs = zip(prompts, token_ids, strict=True)
-        echoes = [EchoedPrompt(prompt, ids, state.engine.tokenizer) for prompt, ids in pairs]
-        formatter.echoes = [echo for echo in echoes for _ in range(params.n)]
-    return await respond(request, stream, formatter, prompt_tokens, bool(body.stream), body.include_usage)
+    with connection.cancel_if_lost():
+        try:
+            params = body.params
+            submit = state.engine_client.submit
+            stream, token_ids = await submit(formatter.id, prompts, params, body.priority, seconds, adapter)
+        except ValueError as error:
+            raise APIError(400, str(error)) from error
+        prompt_tokens = sum(map(len, token_ids))
+        state.metrics.prompt_tokens.inc(prompt_tokens)
+        if getattr(body, "echo", False):
+            pairs = zip(prompts, token_ids, strict=True)
+            echoes = [EchoedPrompt(prompt, ids, state.engine.tokenizer) for prompt, ids in pairs]
+            formatter.echoes = [echo for echo in echoes for _ in range(params.n)]
+        if not body.stream:
+            return await whole_response(stream, formatter, prompt_tokens)
+        return await event_response(stream, formatter, prompt_tokens, body.include_usage, connection.send_at_once)
 
 
 async def models(request: Request) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def make_app(
         add_addresses: adds further addresses to the application.
 
     Returns:
-        The application; `app.state.engine_client` is its `EngineClient`, and `app.state.metrics` its metrics.
+        The application; `app.state.engine_client` is its `EngineClient`, and `app.state.metrics` its metrics. Serve it
+        with uvicorn and `ConnectionLimits.uvicorn_settings()`: responses need a `GuardedConnection`.
     """
     engine_client = (connect or EngineThread)(engine, max_queue, pace)
 

@@ -6,11 +6,17 @@ last one begins anew. A connection whose client takes longer is closed, which al
 
 The number of connections is bounded by an option of uvicorn: while more are open, every new request gets status 503.
 That does not stop clients that send nothing. Beyond twice that number, a new connection is therefore closed at once.
+
+A connection also does what would take longer in the layers of the application: it sends a token as soon as that has
+reached the event loop, and it cancels the work for a client that leaves.
 """
 
 import asyncio
 import math
 import socket
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +24,9 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from .http_errors import ClientLeft
+
+MAX_AHEAD = 2**16  # bytes of further requests that are read before the response to this one is complete
 MAX_CHUNKS = 2**14  # of a body: reading one takes as long as a kilobyte, even if it has a byte
 
 
@@ -83,8 +92,10 @@ class GuardedConnection(H11Protocol):
     def __init__(self, *args, limits: ConnectionLimits, **named):
         super().__init__(*args, **named)
         self.conn = ChunkLimit()
+        self.app_state = self.app_state | {"connection": weakref.proxy(self)}  # for the `state` of each request
         self.limits, self.awaited, self.since = limits, None, 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._is_lost, self._on_lost = False, None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -95,12 +106,17 @@ class GuardedConnection(H11Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
         self._timer.cancel()
+        if self._on_lost is not None:
+            self._on_lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._update()
+        if self._on_lost is not None:
+            self._read_on()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -119,6 +135,46 @@ class GuardedConnection(H11Protocol):
             super().send_400_response(msg)
         except h11.LocalProtocolError:  # another response has begun
             self.transport.close()
+
+    @contextmanager
+    def cancel_if_lost(self) -> Iterator[None]:
+        """Cancel what the current task does in a `with` block as soon as the connection is lost. Blocks do not nest.
+
+        Raises:
+            ClientLeft: the connection was lost, before the block or in it.
+        """
+        if self._is_lost:
+            raise ClientLeft
+        task = asyncio.current_task()
+        self._on_lost = task.cancel
+        self._read_on()
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self._is_lost:
+                raise
+            task.uncancel()
+            raise ClientLeft from None
+        finally:
+            self._on_lost = None
+
+    def _read_on(self) -> None:
+        """Read, although no more is expected, to notice when the client leaves; but not much ahead."""
+        if len(self.conn.trailing_data[0]) < MAX_AHEAD:
+            self.flow.resume_reading()
+
+    def send_at_once(self, make_part: Callable[[], str]) -> bool:
+        """Make and send a part of a response's body if the client has read all that came before.
+
+        The head must have been sent. This skips asyncio's tasks and the layers of the application.
+
+        Returns:
+            Whether the part was sent; if not, it was not made.
+        """
+        if self.flow.write_paused or self.transport.is_closing():
+            return False
+        self.transport.write(self.conn.send(h11.Data(data=make_part().encode())))
+        return True
 
     @property
     def num_unread(self) -> int:

@@ -109,7 +109,8 @@ class EngineThread(EngineClient):
                     traceback.print_exc()  # the policy's error: all requests have ended, and the next step says so
                     continue
                 self._loop.call_soon_threadsafe(self._deliver, outputs, take_snapshot(engine))
-                time.sleep(max(0.0, self.pace - (time.perf_counter() - started)))
+                if (rest := self.pace - (time.perf_counter() - started)) > 0:
+                    time.sleep(rest)
         except BaseException as error:  # `step` handles all that it can: the engine cannot go on
             self._loop.call_soon_threadsafe(self._on_crash, error)
             traceback.print_exc()

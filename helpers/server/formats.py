@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..detokenizer import REPLACEMENT_CHARACTER
@@ -12,9 +13,9 @@ from .text_offsets import EchoedPrompt, TextOffsets
 DONE = "data: [DONE]\n\n"
 
 
-def server_sent_event(data: dict[str, Any]) -> str:
-    """Format an object as a server-sent event."""
-    return f"data: {json.dumps(data)}\n\n"
+def server_sent_event(data: str) -> str:
+    """Format JSON as a server-sent event."""
+    return f"data: {data}\n\n"
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
@@ -55,20 +56,24 @@ class CompletionFormatter:
         """Return the JSON of the complete body for the outputs of all choices, in order, and the token counts."""
         # One choice after another, because no other thread runs while `json.dumps` does.
         choices = ", ".join(json.dumps(self._choice(choice, output)) for choice, output in enumerate(outputs))
-        head = json.dumps(self._body(self.response_type, [])).removesuffix("]}")
-        return f'{head}{choices}], "usage": {json.dumps(usage)}}}'
+        return f'{self._head(self.response_type)}{choices}], "usage": {json.dumps(usage)}}}'
 
-    def chunk(self, choice: int, output: OutputDelta) -> dict[str, Any]:
-        """Return what is new in a choice."""
-        return self._body(self.chunk_type, [self._delta(choice, output)])
+    def event(self, choice: int, output: OutputDelta) -> str:
+        """Return the event with what is new in a choice."""
+        return server_sent_event(f"{self._event_head}{json.dumps(self._delta(choice, output))}]}}")
 
-    def usage_chunk(self, usage: dict[str, int]) -> dict[str, Any]:
-        """Return a stream's last chunk, which has the token counts."""
-        return self._body(self.chunk_type, []) | {"usage": usage}
+    def usage_event(self, usage: dict[str, int]) -> str:
+        """Return a stream's last event, which has the token counts."""
+        return server_sent_event(f'{self._event_head}], "usage": {json.dumps(usage)}}}')
 
-    def _body(self, response_type: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        about = {"id": self.id, "object": response_type, "created": self.created, "model": self.model}
-        return about | {"choices": choices}
+    @cached_property
+    def _event_head(self) -> str:
+        return self._head(self.chunk_type)
+
+    def _head(self, response_type: str) -> str:
+        """Return the beginning of a body's JSON, which the choices continue."""
+        body = {"id": self.id, "object": response_type, "created": self.created, "model": self.model, "choices": []}
+        return json.dumps(body).removesuffix("]}")
 
     def _choice(self, choice: int, output: OutputDelta) -> dict[str, Any]:
         echo = self._echo(choice, output)

@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException as FrameworkError
 from .protocol import describe_errors
 
 TRY_AGAIN = {"Retry-After": "1"}  # seconds
-CLIENT_CLOSED_REQUEST = 499  # nginx's name; the client that closed the connection never sees this status
 ERROR_TYPES = {
     401: "authentication_error",
     429: "rate_limit_error",
@@ -69,6 +68,13 @@ class APIError(HTTPException):
         super().__init__(
             status, {"error": {"message": message, "type": error_type, "param": param, "code": code}}, headers
         )
+
+
+class ClientLeft(APIError):
+    """The client has closed the connection, so it never sees this error."""
+
+    def __init__(self):
+        super().__init__(499, "The client closed the connection.")  # nginx's status for it
 
 
 def to_api_error(error: Exception) -> APIError:

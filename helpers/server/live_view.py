@@ -6,6 +6,7 @@ its client reads slowly, and no events queue up for it.
 
 import asyncio
 import itertools
+import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -91,7 +92,7 @@ class LiveView:
             last_iteration = iterations[-1]["n"] if iterations else last_iteration
             last_finished = finished[-1]["n"] if finished else last_finished
             sent, version = time.perf_counter(), self._version
-            yield server_sent_event(self._state() | {"iterations": iterations, "finished": finished})
+            yield server_sent_event(json.dumps(self._state() | {"iterations": iterations, "finished": finished}))
             await asyncio.sleep(MIN_INTERVAL)
             while version == self._version and not self._client.draining and time.perf_counter() - sent < MAX_INTERVAL:
                 await asyncio.sleep(MIN_INTERVAL)

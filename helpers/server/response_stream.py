@@ -44,8 +44,9 @@ class ResponseStream:
     Attributes:
         num_unfinished: how many of its sequences have not finished, as far as the client has read.
         on_close: called when the `with` statement ends.
-        read_at_end: whether outputs wait until a sequence has finished, for a response that is sent whole: waking its
-            task for every token would take processor time, which the model may need.
+        take: called with `(choice, output)` while the reader waits for an output, unless the sequence has finished;
+            returns whether it has dealt with the output. Waking the reader's task for every token would take processor
+            time, which the model may need.
 
     Raises:
         DeadlinePassed, EngineFailed, ShuttingDown: from the iterator, as soon as one of them applies.
@@ -63,10 +64,10 @@ class ResponseStream:
         self._first_choice = {engine_id: number * n for number, engine_id in enumerate(engine_ids)}
         self._cancel, self._timer = cancel, None
         self.on_close: Callable[[], object] = lambda: None
-        self.read_at_end = False
+        self.take: Callable[[int, OutputDelta], bool] = lambda choice, output: False
         self._unread: deque[tuple[int, OutputDelta]] = deque()
         self._error: Exception | None = None
-        self._readable = asyncio.Event()
+        self._readable, self._is_awaited = asyncio.Event(), False
         if deadline is not None:
             error = DeadlinePassed(f"The request took longer than its deadline of {deadline:g} s.")
             left = accepted + deadline - time.perf_counter()
@@ -89,7 +90,11 @@ class ResponseStream:
     async def __anext__(self) -> tuple[int, OutputDelta]:
         if not self.num_unfinished:
             raise StopAsyncIteration
-        await self._readable.wait()
+        self._is_awaited = True
+        try:
+            await self._readable.wait()
+        finally:
+            self._is_awaited = False
         if self._error is not None:
             raise self._error
         choice, output = self._unread.popleft()
@@ -103,10 +108,16 @@ class ResponseStream:
 
     def put(self, output: OutputDelta) -> None:
         """Hand the stream its next output."""
-        if self._error is None:
-            self._unread.append((self._first_choice[output.request_id] + output.index, output))
-            if not self.read_at_end or output.finish_reason is not None:
-                self._readable.set()
+        if self._error is not None:
+            return
+        choice, may_take = self._first_choice[output.request_id] + output.index, output.finish_reason is None
+        try:
+            is_taken = may_take and self._is_awaited and not self._unread and self.take(choice, output)
+        except Exception as error:  # ends this response, not the deliveries to others
+            return self.fail(error)
+        if not is_taken:
+            self._unread.append((choice, output))
+            self._readable.set()
 
     def fail(self, error: Exception) -> None:
         """End the stream with an error: cancel what is unfinished, and drop what is unread."""

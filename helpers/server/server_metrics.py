@@ -69,11 +69,11 @@ class ServerMetrics:
             drafted, accepted = snapshot.drafts
             self._drafted.inc(drafted)
             self._accepted.inc(accepted)
+        self._tokens.inc(sum(len(output.new_token_ids) for output in outputs))
         for output in outputs:
             sequence = (output.request_id, output.index)
             stream = self._client.stream_of(output.request_id)  # None if its client has left
             if output.new_token_ids:
-                self._tokens.inc(len(output.new_token_ids))
                 if sequence in self._last_token_time:
                     self._itl.observe(now - self._last_token_time[sequence])
                 elif stream is not None:

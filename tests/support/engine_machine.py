@@ -15,16 +15,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import LONGEST, PROMPTS, alone, random_pair
-from hypothesis import Phase, settings
+from hypothesis import Phase, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
 from helpers import Engine, EngineConfig, SamplingParams, load_model
 from helpers.detokenizer import REPLACEMENT_CHARACTER, text_of
@@ -76,7 +68,7 @@ def failing(model, after: int):
         handle.remove()
 
 
-class EngineMachine(RuleBasedStateMachine):
+class EngineMachine(stateful.RuleBasedStateMachine):
     """An engine of random settings, and what its callers have of each request.
 
     Attributes:
@@ -110,7 +102,7 @@ class EngineMachine(RuleBasedStateMachine):
             "linear_backend": draw(st.sampled_from(available_backends(torch.float32))),
         }
 
-    @initialize(data=st.data())
+    @stateful.initialize(data=st.data())
     def begin(self, data):
         self.name = data.draw(st.sampled_from(self.names))
         self.model, self.tokenizer = PAIRS[self.name]()
@@ -134,7 +126,7 @@ class EngineMachine(RuleBasedStateMachine):
     def draw_requests(self, data, most: int = 4) -> list:
         return data.draw(st.lists(st.tuples(st.sampled_from(PROMPTS), self.params), min_size=1, max_size=most))
 
-    @rule(data=st.data(), as_ids=st.booleans(), priority=st.integers(-2, 2), named=st.booleans())
+    @stateful.rule(data=st.data(), as_ids=st.booleans(), priority=st.integers(-2, 2), named=st.booleans())
     def add(self, data, as_ids, priority, named):
         for prompt, params in self.draw_requests(data):
             given = self.tokenizer(prompt)["input_ids"] if as_ids else prompt
@@ -143,13 +135,13 @@ class EngineMachine(RuleBasedStateMachine):
             assert id not in self.requests and (not named or id == name)
             self.requests[id] = prompt, params
 
-    @rule(steps=st.integers(1, 12))
+    @stateful.rule(steps=st.integers(1, 12))
     def step(self, steps):
         for _ in range(steps):
             self.check_step()
 
-    @precondition(lambda self: self.unfinished())
-    @rule(which=st.integers(0, 20))
+    @stateful.precondition(lambda self: self.unfinished())
+    @stateful.rule(which=st.integers(0, 20))
     def abort(self, which):
         id = self.unfinished()[which % len(self.unfinished())]
         assert self.engine.abort_request(id)
@@ -161,7 +153,7 @@ class EngineMachine(RuleBasedStateMachine):
             outputs = [output for output in self.check_step() if output.request_id == id]
         assert outputs[-1].finish_reason == "abort"
 
-    @rule(data=st.data(), gap=st.integers(0, 3))
+    @stateful.rule(data=st.data(), gap=st.integers(0, 3))
     def generate(self, data, gap):
         requests = self.draw_requests(data)
         arrivals = [gap * index for index in range(len(requests))][::-1]
@@ -174,8 +166,8 @@ class EngineMachine(RuleBasedStateMachine):
             self.check_content(output)
             assert output.finish_reason in ("stop", "length")
 
-    @precondition(lambda self: len(self.streams) < 3)
-    @rule(data=st.data())
+    @stateful.precondition(lambda self: len(self.streams) < 3)
+    @stateful.rule(data=st.data())
     def stream(self, data):
         before, (request,) = set(self.engine.scheduler.requests), self.draw_requests(data, 1)
         iterator = self.engine.stream(*request)
@@ -183,8 +175,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert id not in self.requests
         self.requests[id], self.streams[id] = request, iterator
 
-    @precondition(lambda self: self.streams)
-    @rule(which=st.integers(0, 2), pieces=st.integers(1, 10))
+    @stateful.precondition(lambda self: self.streams)
+    @stateful.rule(which=st.integers(0, 2), pieces=st.integers(1, 10))
     def read(self, which, pieces):
         id = list(self.streams)[which % len(self.streams)]
         outputs = list(itertools.islice(self.streams[id], pieces))
@@ -193,8 +185,8 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.finished(id), "a stream ended before its request"
             del self.streams[id]
 
-    @precondition(lambda self: self.streams)
-    @rule(which=st.integers(0, 2))
+    @stateful.precondition(lambda self: self.streams)
+    @stateful.rule(which=st.integers(0, 2))
     def close(self, which):
         id, iterator = list(self.streams.items())[which % len(self.streams)]
         del self.streams[id]
@@ -202,8 +194,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.closed.add(id)
         assert id not in self.engine.scheduler.requests
 
-    @precondition(lambda self: self.unfinished())
-    @rule(after=st.integers(0, 2))
+    @stateful.precondition(lambda self: self.unfinished())
+    @stateful.rule(after=st.integers(0, 2))
     def fail(self, after):
         self.may_fail.update(self.unfinished())
         with failing(self.engine.runner.model, after):
@@ -271,7 +263,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert len(output.token_times) == len(given)
         assert [output.arrival, *output.token_times] == sorted([output.arrival, *output.token_times])
 
-    @invariant()
+    @stateful.invariant()
     def queues_and_memory_agree(self):
         check_state(self.engine)
         assert len(self.engine.scheduler.running) <= self.engine.config.max_batch_size
@@ -315,5 +307,5 @@ def run_machine(
     """Run a machine with these attributes, and return its events. Other names draw other examples."""
     machine = type(name, (base,), attributes | {"events": Counter()})
     chosen = settings(max_examples=examples, stateful_step_count=steps, phases=[Phase.generate])
-    run_state_machine_as_test(machine, settings=chosen)
+    stateful.run_state_machine_as_test(machine, settings=chosen)
     return machine.events

@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import httpx
@@ -119,7 +120,12 @@ async def running(
 def http_client(client: ReplicaClient, **options) -> httpx.AsyncClient:
     """Return a client of the HTTP application of replicas; the options are those of `make_cluster_app`."""
     app = make_cluster_app(client.engine, lambda *_: client, **options)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://front")
+    connection = SimpleNamespace(cancel_if_lost=nullcontext, send_at_once=lambda make_part: False)
+
+    async def connected(scope, receive, send):
+        await app(scope | {"state": {"connection": connection}}, receive, send)
+
+    return httpx.AsyncClient(transport=httpx.ASGITransport(connected), base_url="http://front")
 
 
 def is_empty(client: ReplicaClient) -> bool:
