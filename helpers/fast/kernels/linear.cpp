@@ -8,7 +8,8 @@
 // ROWS x COLUMNS sums stay in registers while a panel is read. With more rows the panel is read several times, from the
 // cache. If only the first pass prefetched, memory would be idle during the others, so each pass prefetches its part of the
 // next panel. 16 rows of float32 take two thirds as long this way on an AMD EPYC (Zen 3), and 64 rows four fifths on an Intel
-// Xeon with AVX-512.
+// Xeon with AVX-512. On an Intel Xeon with AMX, 12 rows of float32 fit into one pass. Up to 32 take a few passes, over a block
+// of the panel instead of all of it: it stays in the first-level cache, and the sums so far wait on the stack.
 //
 // Matrix registers (tiles.h) multiply bfloat16, whatever the number of rows: one row takes as long as in vectors, and 32
 // take a quarter of the time. A row is always summed in the same order, so its numbers do not depend on the other rows.
@@ -21,38 +22,53 @@
 #include "vectors.h"
 
 constexpr int ROWS = LANES == 16 ? 8 : 6;  // the sums take 16 of AVX-512's 32 registers, or 12 of AVX2's 16
+#if defined(AMD)  // not measured there
+constexpr bool IN_BLOCKS = false;
+#else
+constexpr bool IN_BLOCKS = LANES == 16;
+#endif
+template <typename Number> constexpr int FEW = IN_BLOCKS && sizeof(Number) == 4 ? 32 : ROWS;
+template <typename Number> constexpr int FEW_ROWS = IN_BLOCKS && sizeof(Number) == 4 ? 12 : ROWS;  // of a pass, up to FEW
+constexpr long BLOCK = 64;  // inputs
 constexpr int VECTORS = 2, COLUMNS = VECTORS * LANES;
 constexpr long AHEAD = 4096, LINE = 4 * COLUMNS;  // bytes
 
-// Multiply R rows by one panel: x [R, in], w [in, COLUMNS], y [R, columns] with rows that begin `step` numbers apart. Each
-// line prefetches one, and these begin `pace` bytes apart. The loop over r is unrolled; otherwise the sums would not stay
-// in registers.
-template <int R, bool ONCE, typename Vector, typename Word, typename Number>
+// Multiply R rows by some inputs of one panel: x [R, in], w [inputs, COLUMNS], y [R, columns] with rows that begin `step`
+// numbers apart. `partial` [R] are the sums of the inputs before, and then those up to here. Each line prefetches one, and
+// these begin `pace` bytes apart. The loop over r is unrolled; otherwise the sums would not stay in registers.
+template <int R, bool ONCE, bool PARTIAL, typename Vector, typename Word, typename Number>
 static void multiply(const Word* x, const Word* w, const Number* bias, Number* y, long in, long step, long columns,
-                     const char* ahead, long pace) {
+                     const char* ahead, long pace, Range inputs, Floats (*partial)[VECTORS]) {
   Floats sums[R][VECTORS] = {};
-  for (long k = 0; k < in; k++) {
+  if (PARTIAL && inputs.begin > 0) memcpy(sums, partial, sizeof sums);
+  for (long k = 0; k < (PARTIAL ? inputs.end - inputs.begin : in); k++) {
     for (long byte = 0; byte < LINE; byte += 64)
       __builtin_prefetch(ahead + k * pace + byte, 0, ONCE ? PREFETCH_ONCE : PREFETCH_OFTEN);
     Vector first, second;  // both are loaded before the rows use them: else GCC loads them again for each row of AVX2
     memcpy(&first, w + k * COLUMNS, sizeof first);
     memcpy(&second, w + k * COLUMNS + LANES, sizeof second);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
       sums[r][0] = add_products(sums[r][0], first, x[r * in + k]);
       sums[r][1] = add_products(sums[r][1], second, x[r * in + k]);
     }
   }
-#pragma GCC unroll 8
+  if (PARTIAL && inputs.end < in) {
+    memcpy(partial, sums, sizeof sums);
+    return;
+  }
+#pragma GCC unroll 12
   for (int r = 0; r < R; r++) store_sums<VECTORS>(sums[r], bias, y + r * step, columns);
 }
 
 // Call the `multiply` that is compiled for this number of rows, at most R.
-template <int R, bool ONCE, typename Vector, typename Word, typename Number>
+template <int R, bool ONCE, bool PARTIAL, typename Vector, typename Word, typename Number>
 static void multiply_rows(long rows, const Word* x, const Word* w, const Number* bias, Number* y, long in, long step, long columns,
-                          const char* ahead, long pace) {
-  if (rows == R) return multiply<R, ONCE, Vector>(x, w, bias, y, in, step, columns, ahead, pace);
-  if constexpr (R > 1) multiply_rows<R - 1, ONCE, Vector>(rows, x, w, bias, y, in, step, columns, ahead, pace);
+                          const char* ahead, long pace, Range inputs, Floats (*partial)[VECTORS]) {
+  if (rows == R)
+    return multiply<R, ONCE, PARTIAL, Vector>(x, w, bias, y, in, step, columns, ahead, pace, inputs, partial);
+  if constexpr (R > 1)
+    multiply_rows<R - 1, ONCE, PARTIAL, Vector>(rows, x, w, bias, y, in, step, columns, ahead, pace, inputs, partial);
 }
 
 // Compute some panels in matrix registers, for x [rows, in] and w [panels, in, COLUMNS] of words.
@@ -76,10 +92,13 @@ static void multiply_in_tiles(const uint32_t* x, const uint32_t* w, const uint16
 template <typename Number> Range linear_share(const Number* x, Linear<Number> layer, Number* y, long rows, long step) {
   typedef typename Product<Number>::Vector Vector;
   typedef typename Product<Number>::Word Word;
-  auto multiply = rows <= ROWS ? multiply_rows<ROWS, true, Vector, Word, Number>
-                               : multiply_rows<ROWS, false, Vector, Word, Number>;
-  long in = layer.in * sizeof(Number) / sizeof(Word), passes = std::max(1L, (rows + ROWS - 1) / ROWS);
-  long pace = LINE / passes;  // the passes prefetch the next panel together
+  const bool few = rows <= FEW<Number>;
+  const long in = layer.in * sizeof(Number) / sizeof(Word), most = few ? FEW_ROWS<Number> : ROWS;
+  const long passes = std::max(1L, (rows + most - 1) / most), block = few && passes > 1 ? BLOCK : in;
+  const long pace = LINE / passes;  // the passes prefetch the next panel or block together
+  auto multiply = passes == 1 ? multiply_rows<FEW_ROWS<Number>, true, false, Vector, Word, Number>
+                  : few       ? multiply_rows<FEW_ROWS<Number>, false, true, Vector, Word, Number>
+                              : multiply_rows<ROWS, false, false, Vector, Word, Number>;
   const Word *words = (const Word*)x, *w = (const Word*)layer.weight;
   Range panels = share_of((layer.out + COLUMNS - 1) / COLUMNS);
   Range own = {panels.begin * COLUMNS, std::min(panels.end * COLUMNS, layer.out)};  // the last panel may be padded
@@ -88,13 +107,21 @@ template <typename Number> Range linear_share(const Number* x, Linear<Number> la
       multiply_in_tiles(words, w, layer.bias, y, rows, in, step, own);
       return own;
     }
-  for (long c = own.begin; c < own.end; c += COLUMNS)
-    for (long pass = 0; pass < passes; pass++) {
-      long begin = rows * pass / passes, end = rows * (pass + 1) / passes;
-      const char* ahead = (const char*)(w + c * in) + (passes == 1 ? AHEAD : in * (LINE + pass * pace));
-      multiply(end - begin, words + begin * in, w + c * in, layer.bias ? layer.bias + c : nullptr, y + begin * step + c, in, step,
-               std::min<long>(COLUMNS, own.end - c), ahead, pace);
-    }
+  Floats partial[FEW<Number>][VECTORS];
+  for (long c = own.begin; c < own.end; c += COLUMNS) {
+    long k = 0;
+    do {
+      const Range inputs = {k, std::min(k + block, in)};
+      const Word* some = w + c * in + k * COLUMNS;
+      for (long pass = 0; pass < passes; pass++) {
+        long begin = rows * pass / passes, end = rows * (pass + 1) / passes;
+        const char* ahead = (const char*)some + (passes == 1 ? AHEAD : (inputs.end - k) * (LINE + pass * pace));
+        multiply(end - begin, words + begin * in + k, some, layer.bias ? layer.bias + c : nullptr, y + begin * step + c, in,
+                 step, std::min<long>(COLUMNS, own.end - c), ahead, pace, inputs, few ? partial + begin : nullptr);
+      }
+      k = inputs.end;
+    } while (k < in);
+  }
   return own;
 }
 
