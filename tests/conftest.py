@@ -25,13 +25,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    GPT2Config,
-    LlamaConfig,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, GPT2Config, LlamaConfig, PreTrainedTokenizerFast
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import helpers.loops

@@ -66,8 +66,7 @@ def test_outputs_their_order_and_their_scores_are_transformers(random_pairs, wid
 
 
 @pytest.mark.parametrize(
-    ("family", "prompt_index", "width", "length_penalty"),
-    [("gpt2", 8, 2, 2.0), ("embedded", 9, 4, -0.3)],
+    ("family", "prompt_index", "width", "length_penalty"), [("gpt2", 8, 2, 2.0), ("embedded", 9, 4, -0.3)]
 )
 def test_a_search_stops_when_transformers_stops(family, prompt_index, width, length_penalty):
     model, tokenizer = load_model() if family == "embedded" else random_pair(family)

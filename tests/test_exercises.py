@@ -9,18 +9,7 @@ import nbformat
 import pytest
 from grading.release import release
 from grading.submissions import ASSIGNMENTS, release_of
-from handing_in import (
-    FLEET_MEMO,
-    LESSONS,
-    MEMO,
-    RELEASE,
-    ROOT,
-    SOURCE,
-    answers_of,
-    nbgrader_of,
-    points_of,
-    read,
-)
+from handing_in import FLEET_MEMO, LESSONS, MEMO, RELEASE, ROOT, SOURCE, answers_of, nbgrader_of, points_of, read
 
 from helpers.checks.calling import answer
 from helpers.checks.examining import examine

@@ -16,13 +16,7 @@ from conftest import PROMPTS, alone, random_pair
 from test_quantization import layer_of
 from torch import nn
 
-from helpers import (
-    Engine,
-    EngineConfig,
-    SamplingParams,
-    integer_reference,
-    load_model,
-)
+from helpers import Engine, EngineConfig, SamplingParams, integer_reference, load_model
 from helpers.fast import kernels
 from helpers.fast.kernels import compiled
 from helpers.fast.quantized_linear import multiply_integers

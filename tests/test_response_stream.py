@@ -40,7 +40,7 @@ async def test_a_waiting_reader_is_not_woken_for_what_is_taken_and_gets_everythi
         stream.take = take
         thread.model.allowed.release(1)
         await wait_until(lambda: stream._unread)
-        assert not taken, "nobody waits"
+        assert not taken, "the reader does not wait yet"
         assert (await anext(stream))[1].new_token_ids == [2]
         reading = asyncio.ensure_future(anext(stream))
         await wait_until(lambda: stream._is_awaited)

@@ -61,12 +61,7 @@ class Mischievous(Perfect):
         return drafts
 
 
-PROPOSERS = {
-    "perfect": Perfect,
-    "wrong at the end": WrongAtTheEnd,
-    "mischievous": Mischievous,
-    "ngram": NgramProposer,
-}
+PROPOSERS = {"perfect": Perfect, "wrong at the end": WrongAtTheEnd, "mischievous": Mischievous, "ngram": NgramProposer}
 
 
 # --- any company ------------------------------------------------------------------------------------------------------

@@ -61,10 +61,7 @@ def _about(request: Request, body: CompletionRequest | ChatRequest, kind: str) -
 
 
 async def generate(
-    request: Request,
-    body: CompletionRequest | ChatRequest,
-    formatter: CompletionFormatter,
-    prompts: list,
+    request: Request, body: CompletionRequest | ChatRequest, formatter: CompletionFormatter, prompts: list
 ) -> Response:
     """Hand the prompts to the engine, and respond with its outputs. A client that disconnects cancels its request."""
     state, connection = request.app.state, request.state.connection

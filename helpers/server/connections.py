@@ -95,7 +95,7 @@ class GuardedConnection(H11Protocol):
         self.app_state = self.app_state | {"connection": weakref.proxy(self)}  # for the `state` of each request
         self.limits, self.awaited, self.since = limits, None, 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._is_lost, self._on_lost = False, None
+        self._on_lost: Callable[[], object] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -106,7 +106,6 @@ class GuardedConnection(H11Protocol):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_lost = True
         self._timer.cancel()
         if self._on_lost is not None:
             self._on_lost()
@@ -143,7 +142,7 @@ class GuardedConnection(H11Protocol):
         Raises:
             ClientLeft: the connection was lost, before the block or in it.
         """
-        if self._is_lost:
+        if self not in self.connections:
             raise ClientLeft
         task = asyncio.current_task()
         self._on_lost = task.cancel
@@ -151,7 +150,7 @@ class GuardedConnection(H11Protocol):
         try:
             yield
         except asyncio.CancelledError:
-            if not self._is_lost:
+            if self in self.connections:
                 raise
             task.uncancel()
             raise ClientLeft from None

@@ -106,10 +106,7 @@ WRONG["evict_bound"] |= {
     "closes less than a third of the distance": least_recently_used,
     "(FIFO 5,620, LRU 4,872, Belady's bound 3,300)": lambda blocks, now: blocks[-1],
 }
-WRONG["evict_chats"] |= {
-    "the next turn needs them": used_once_first,
-    "belong to conversations that are over": first_in,
-}
+WRONG["evict_chats"] |= {"the next turn needs them": used_once_first, "belong to conversations that are over": first_in}
 
 # --- design ---------------------------------------------------------------------------------------------------------
 

@@ -12,9 +12,7 @@ RIGHT["greedy_step"] |= {
     "with_topk": lambda logits: logits[:, -1, :].topk(1).indices.squeeze(-1),
     "of_all_positions": lambda logits: logits.argmax(dim=-1)[:, -1],
 }
-WRONG["greedy_step"] |= {
-    "should be a tensor, but is a list": lambda logits: logits[:, -1].argmax(dim=-1).tolist(),
-}
+WRONG["greedy_step"] |= {"should be a tensor, but is a list": lambda logits: logits[:, -1].argmax(dim=-1).tolist()}
 
 RIGHT["kv_cache_bytes"] |= {
     "as_a_numpy_scalar": lambda windows, *shape: (

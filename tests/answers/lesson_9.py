@@ -65,6 +65,4 @@ def by_what_may_still_change(texts, stop):
     return pieces
 
 
-ALMOST["text_pieces"] |= {
-    "should be a list, but is a str": lambda pieces, *_: "".join(pieces),
-}
+ALMOST["text_pieces"] |= {"should be a list, but is a str": lambda pieces, *_: "".join(pieces)}

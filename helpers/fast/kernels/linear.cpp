@@ -23,19 +23,20 @@
 
 constexpr int ROWS = LANES == 16 ? 8 : 6;  // the sums take 16 of AVX-512's 32 registers, or 12 of AVX2's 16
 #if defined(AMD)  // not measured there
-constexpr bool IN_BLOCKS = false;
+template <typename Number> constexpr bool IN_BLOCKS = false;
 #else
-constexpr bool IN_BLOCKS = LANES == 16;
+template <typename Number> constexpr bool IN_BLOCKS = LANES == 16 && sizeof(Number) == 4;
 #endif
-template <typename Number> constexpr int FEW = IN_BLOCKS && sizeof(Number) == 4 ? 32 : ROWS;
-template <typename Number> constexpr int FEW_ROWS = IN_BLOCKS && sizeof(Number) == 4 ? 12 : ROWS;  // of a pass, up to FEW
+template <typename Number> constexpr int FEW = IN_BLOCKS<Number> ? 32 : ROWS;
+template <typename Number> constexpr int FEW_ROWS = IN_BLOCKS<Number> ? 12 : ROWS;  // of a pass, up to FEW
 constexpr long BLOCK = 64;  // inputs
 constexpr int VECTORS = 2, COLUMNS = VECTORS * LANES;
 constexpr long AHEAD = 4096, LINE = 4 * COLUMNS;  // bytes
 
 // Multiply R rows by some inputs of one panel: x [R, in], w [inputs, COLUMNS], y [R, columns] with rows that begin `step`
-// numbers apart. `partial` [R] are the sums of the inputs before, and then those up to here. Each line prefetches one, and
-// these begin `pace` bytes apart. The loop over r is unrolled; otherwise the sums would not stay in registers.
+// numbers apart. If PARTIAL, `partial` [R] are the sums of the inputs before, and then those up to here; as an argument at
+// run time, it made products of 512 rows a seventh slower. Each line prefetches one, and these begin `pace` bytes apart. The
+// loop over r is unrolled; otherwise the sums would not stay in registers.
 template <int R, bool ONCE, bool PARTIAL, typename Vector, typename Word, typename Number>
 static void multiply(const Word* x, const Word* w, const Number* bias, Number* y, long in, long step, long columns,
                      const char* ahead, long pace, Range inputs, Floats (*partial)[VECTORS]) {
@@ -108,9 +109,8 @@ template <typename Number> Range linear_share(const Number* x, Linear<Number> la
       return own;
     }
   Floats partial[FEW<Number>][VECTORS];
-  for (long c = own.begin; c < own.end; c += COLUMNS) {
-    long k = 0;
-    do {
+  for (long c = own.begin; c < own.end; c += COLUMNS)
+    for (long k = 0; k < in; k += block) {
       const Range inputs = {k, std::min(k + block, in)};
       const Word* some = w + c * in + k * COLUMNS;
       for (long pass = 0; pass < passes; pass++) {
@@ -119,9 +119,7 @@ template <typename Number> Range linear_share(const Number* x, Linear<Number> la
         multiply(end - begin, words + begin * in + k, some, layer.bias ? layer.bias + c : nullptr, y + begin * step + c, in,
                  step, std::min<long>(COLUMNS, own.end - c), ahead, pace, inputs, few ? partial + begin : nullptr);
       }
-      k = inputs.end;
-    } while (k < in);
-  }
+    }
   return own;
 }
 
