@@ -49,7 +49,7 @@ async def test_a_waiting_reader_is_not_woken_for_what_is_taken_and_gets_everythi
         assert not reading.done()
         for number in (5, 6):  # before the reader runs
             stream.put(OutputDelta(stream.engine_ids[0], 0, "", [number], None, number - 1, None))
-        assert [(await output)[1].new_token_ids for output in (reading, anext(stream))] == [[5], [6]] and taken[2:] == [[5]]
+        assert [(await each)[1].new_token_ids for each in (reading, anext(stream))] == [[5], [6]] and taken[2:] == [[5]]
 
 
 @in_loop
