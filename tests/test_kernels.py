@@ -135,6 +135,7 @@ def attention(query, keys, values, decodes, scale, window=None):
 
 @needs_kernels
 @in_both_dtypes
+@pytest.mark.parametrize("dim", [8, 32])
 @pytest.mark.parametrize(
     ("tokens", "score", "first", "last"),
     [
@@ -142,11 +143,11 @@ def attention(query, keys, values, decodes, scale, window=None):
         *((1, math.nan, *keys) for keys in [(0, 1), (0, 4), (9, 11)]),
     ],
 )
-def test_scores_of_minus_infinity_and_nan_give_what_they_give_in_pytorch(dtype, tolerance, tokens, score, first, last):
+def test_minus_infinity_and_nan_give_what_they_give_in_pytorch(dtype, tolerance, tokens, score, first, last, dim):
     """A key with the score -inf has no weight, and a query without any weights gets zeros. NaN stays NaN."""
-    keys, values, query = torch.zeros(1, 12, 8), torch.randn(1, 12, 8).to(dtype), torch.zeros(1, tokens, 8).to(dtype)
+    keys, values = torch.zeros(1, 12, dim, dtype=dtype), torch.randn(1, 12, dim).to(dtype)
+    query = torch.zeros(1, tokens, dim, dtype=dtype)
     keys[0, first:last, 0], query[..., 0] = score, 1
-    keys = keys.to(dtype)
     output = attention(query, keys, values, Segments([0], [tokens], [12], [[0, 1, 2]], 4), 1.0)
     mask = torch.ones(tokens, 12, dtype=torch.bool).tril(12 - tokens)
     expected = scaled_dot_product_attention(query[None], keys[None], values[None], mask, scale=1.0)

@@ -5,8 +5,9 @@
 // score, the sums so far are scaled down. No matrix of scores is written to memory, as in FlashAttention (Dao et al., 2022).
 //
 // A decode has one query per head, so its keys and values are read where they lie, once for several heads that share them.
-// A chunk has many queries, so it waits for arithmetic. Its keys and values are first packed, in the order in which a tile
-// of QUERIES queries multiplies them. A query skips the keys behind it, and those before its window.
+// A chunk has many queries, so it waits for arithmetic. Its keys and values are first packed, in the order in which several
+// queries multiply them: here in vectors, and in matrix registers in tile_attention.h. A query skips the keys behind it, and
+// those before its window.
 //
 // A quantized cache (features/quantized_kv_cache) has integers of 8 bits. A decode multiplies these, and then each score by
 // its key's scale, and each weight by its value's. Chunks pack the products of integers and scales.
@@ -18,34 +19,17 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "attention.h"
 #include "shares.h"
-#include "tiles.h"
+#include "tile_attention.h"
 #include "vectors.h"
 
-constexpr int MAX_HEAD_DIM = 512;  // of one head, as in paged_attention.py
 constexpr int KEYS = 256;          // of a piece, at most
 constexpr int PIECE_BYTES = 8192;  // of a decode's keys, so that they and their values stay in the first-level cache
 // Below this number of products, one thread finishes before a second one would have woken up.
 constexpr long MIN_PARALLEL_PRODUCTS = 1 << 16;
 
 // --- keys and values --------------------------------------------------------------------------------------------------
-
-// Keys or values of one kv head, [slots, dim]. Scales [slots] belong to integers.
-template <typename Stored> struct Vectors {
-  const Stored* numbers;
-  const float* scales;
-};
-
-// Return vector `slot` as numbers of the model's dtype; `room` holds them if they are not stored.
-template <typename Number>
-static inline const Number* read_vector(Vectors<Number> vectors, long slot, long dim, Number*) {
-  return vectors.numbers + slot * dim;
-}
-template <typename Number>
-static inline const Number* read_vector(Vectors<int8_t> vectors, long slot, long dim, Number* room) {
-  for (long d = 0; d < dim; d++) store(room + d, vectors.scales[slot] * to_float(vectors.numbers[slot * dim + d]));
-  return room;
-}
 
 // Multiply numbers [count] by the scales of vectors from `slot` on, if these have any.
 template <typename Stored> static inline void multiply_by_scales(float* x, Vectors<Stored> vectors, long slot, int count) {
@@ -82,10 +66,6 @@ template <typename Vector, typename Stored> static inline Vector load_factors(co
 
 // --- the softmax of a piece -------------------------------------------------------------------------------------------
 
-// A weight is 2 to the power of a score less a shift, which is the highest score of some piece so far. As in FlashAttention-4,
-// the shift stays until a score exceeds it by more than SLACK. A weight may exceed 1 meanwhile, and sums rarely shrink.
-constexpr float SLACK = 8;
-
 struct Softmax {
   float shift = -INFINITY, total = 0;
 
@@ -101,7 +81,7 @@ struct Softmax {
   template <int ROWS, typename Number>
   static void add_rows(Softmax* rows, float* scores, long step, int count, float scale, Number* weights, long weights_step,
                        float* shrink) {
-    const float factor = scale * 1.44269504f;  // e^x is 2^(x / ln 2)
+    const float factor = scale * LOG2_E;
     Floats most[ROWS], sums[ROWS] = {};
 #pragma GCC unroll 4
     for (int r = 0; r < ROWS; r++) {
@@ -271,7 +251,6 @@ static void attend_group(const Number* query, long head_step, int heads, Vectors
 
 // That are computed together: their sums fit in the registers. AVX2's 16 registers also hold parts of bfloat16 numbers.
 template <typename Number> constexpr int VECTOR_QUERIES = LANES == 16 ? 8 : sizeof(Number) == 4 ? 6 : 4;
-constexpr int MATRIX_QUERIES = 2 * TILE;      // the same in matrix registers (tiles.h)
 constexpr int COLUMNS = 2 * LANES;            // of a panel
 constexpr int BLOCK = 64;                     // queries that use a piece in turn, while it is in the second-level cache
 constexpr long TASK_QUERIES[] = {128, 2048};  // that share packed keys and values: the least and the most
@@ -300,24 +279,6 @@ __attribute__((noinline)) static void multiply_in_vectors(const Word* x, long x_
   for (int r = 0; r < QUERIES; r++)
     for (int v = 0; v < 2; v++) store(y + r * y_step + v * LANES, sums[r][v]);
 }
-
-// The same in vectors or, for MATRIX_QUERIES, in matrix registers.
-template <int QUERIES, typename Vector, typename Word>
-static inline void multiply_panel(const Word* x, long x_step, const Word* w, long size, const float* shrink, float* y,
-                                  long y_step) {
-  if constexpr (QUERIES == MATRIX_QUERIES) {
-    if (!shrink) return multiply_blocks<true, false>(x, x_step, TILE, w, size, y, y_step);
-    for (int r = 0; r < QUERIES; r++) {
-      if (shrink[r] == 1) continue;  // a score is rarely much higher
-      for (int v = 0; v < 2; v++) store(y + r * y_step + v * LANES, load(y + r * y_step + v * LANES) * shrink[r]);
-    }
-    multiply_blocks<true, true>(x, x_step, TILE, w, size, y, y_step);
-  } else {
-    multiply_in_vectors<QUERIES, Vector>(x, x_step, w, size, shrink, y, y_step);
-  }
-}
-
-static long round_up(long size, long multiple) { return (size + multiple - 1) / multiple * multiple; }
 
 // Compute `tokens` queries of the heads that share one kv head. query, output: the first query of the first head. `past`
 // keys precede the first query's own. `packed` has room for the keys and values of all pieces that the queries see.
@@ -370,7 +331,7 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
         };
         for_queries([&](long r, long, long used) {
           for (long c = 0; c < used; c += COLUMNS)
-            multiply_panel<QUERIES, Vector>(q + r * words, words, packed_keys + (key - begin + c) * words, words, nullptr,
+            multiply_in_vectors<QUERIES, Vector>(q + r * words, words, packed_keys + (key - begin + c) * words, words, nullptr,
                                             &scores[r][c], KEYS);
         });
         for_queries([&](long first, long own, long used) {
@@ -389,7 +350,7 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
         const Word* piece = packed_values + (key - begin) / PER_WORD * panel_dim;
         for_queries([&](long r, long, long used) {
           for (long d = 0; d < dim; d += COLUMNS)
-            multiply_panel<QUERIES, Vector>(weights + r * KEYS / PER_WORD, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD),
+            multiply_in_vectors<QUERIES, Vector>(weights + r * KEYS / PER_WORD, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD),
                                             used / PER_WORD, shrink + r, sums + r * panel_dim + d, panel_dim);
         });
       }
@@ -411,10 +372,10 @@ static void attend_all(const Number* query, long head_step, long token_step, Vec
                     : dim == 256 ? attend_group<256, TOGETHER<256>, Number, Stored>
                                  : attend_group<0, TOGETHER<0>, Number, Stored>;
   const bool in_tiles = sizeof(Number) == 2 && dim % (2 * TILE) == 0 && may_use_tiles();
-  const int queries_together = in_tiles ? MATRIX_QUERIES : VECTOR_QUERIES<Number>;
+  const int queries_together = in_tiles ? TILE_QUERIES : VECTOR_QUERIES<Number>;
   auto attend_many = attend_chunk<VECTOR_QUERIES<Number>, Vector, Word, Number, Stored>;
   if constexpr (sizeof(Number) == 2)
-    if (in_tiles) attend_many = attend_chunk<MATRIX_QUERIES, Vector, Word, Number, Stored>;
+    if (in_tiles) attend_many = attend_in_tiles<Stored>;
   long most_keys = 0, most_tasks = 0, queries = 0;
   for (int s = 0; s < segments.sequences; s++)
     if (tokens[s] > 1) {

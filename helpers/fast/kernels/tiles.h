@@ -1,8 +1,8 @@
 // Products of tiles in the processor's matrix registers (AMX), of 16 rows by 64 bytes each: of integers of 8 bits, or of
 // bfloat16 numbers.
 //
-// Intel's Xeons have them since Sapphire Rapids. A tile of W is 16 words of 16 outputs in a panel of linear.cpp, quantized.cpp
-// or paged_attention.cpp, as they lie in memory.
+// Intel's Xeons have them since Sapphire Rapids. A tile of W is 16 words of 16 outputs in a panel, as they lie in memory
+// (linear.cpp, quantized.cpp, tile_attention.h).
 
 #pragma once
 #include <algorithm>
@@ -28,7 +28,8 @@ static inline Range block_of_rows(long block, long blocks, long rows) {
   return {std::clamp(end - TILE, 0L, all * block / blocks * 2 * TILE), end};
 }
 
-#if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512F__)  // two vectors are a row of a panel
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)  // two vectors are a row of a panel
+#define TILES
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -136,8 +137,6 @@ static void multiply_panel(const uint32_t* x, long rows, const uint32_t* w, long
 static bool may_use_tiles() { return false; }
 static void configure_tiles(long = TILE) {}
 static void release_tiles() {}
-template <bool BOTH, bool ADDS, typename Sum>
-static void multiply_blocks(const uint32_t*, long, long, const uint32_t*, long, Sum*, long) {}
 template <typename Sum, typename Store>
 static void multiply_panel(const uint32_t*, long, const uint32_t*, long, bool, Store) {}
 #endif
