@@ -28,9 +28,9 @@ template <int HALF = TILE / 2> static inline void transpose(Words (&rows)[TILE])
 #pragma GCC unroll 16
   for (int i = 0; i < TILE; i++)
     if (!(i & HALF)) {
-      Words row = rows[i];
-      rows[i] = __builtin_shuffle(row, rows[i + HALF], upper);
-      rows[i + HALF] = __builtin_shuffle(row, rows[i + HALF], lower);
+      auto a = bit_cast<__m512i>(rows[i]), b = bit_cast<__m512i>(rows[i + HALF]);
+      rows[i] = bit_cast<Words>(_mm512_permutex2var_epi32(a, bit_cast<__m512i>(upper), b));
+      rows[i + HALF] = bit_cast<Words>(_mm512_permutex2var_epi32(a, bit_cast<__m512i>(lower), b));
     }
   if constexpr (HALF > 1) transpose<HALF / 2>(rows);
 }
@@ -47,12 +47,11 @@ template <typename Row, typename Store> static inline void transpose(Row row, St
 
 // Return words of two numbers each, rounded to bfloat16.
 static inline Words round_pairs(Floats first, Floats second) {
-  typedef uint16_t All __attribute__((vector_size(4 * LANES)));
-  All order;
-#pragma GCC unroll 32
-  for (int i = 0; i < 2 * LANES; i++) order[i] = i % 2 * LANES + i / 2;
-  All rounded = bit_cast<All>(_mm512_cvtne2ps_pbh(bit_cast<__m512>(second), bit_cast<__m512>(first)));
-  return bit_cast<Words>(__builtin_shuffle(rounded, order));
+  Words order;  // of halves
+#pragma GCC unroll 16
+  for (int i = 0; i < LANES; i++) order[i] = (LANES + i) << 16 | i;
+  auto rounded = bit_cast<__m512i>(_mm512_cvtne2ps_pbh(bit_cast<__m512>(second), bit_cast<__m512>(first)));
+  return bit_cast<Words>(_mm512_permutexvar_epi16(bit_cast<__m512i>(order), rounded));
 }
 
 // Copy the keys from `begin` to `length`, one after the other, and the values: [dim, TILE_KEYS] for each piece.
