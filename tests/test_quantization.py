@@ -191,6 +191,14 @@ def test_few_rows_are_summed_in_the_order_of_many(dtype, weights, inputs, most):
         assert torch.equal(multiply_quantized(quantized, x[:rows]), many[:rows]), rows
 
 
+@torch.no_grad()
+def test_a_weight_that_replaces_a_loaded_one_gets_the_scales_of_the_format():
+    layer, integers = torch.nn.Linear(64, 40, bias=False), torch.ones(40, 64, dtype=torch.int8)
+    loaded = QuantizedLinear.from_integers(integers, torch.rand(40, 2).bfloat16(), 4, None, torch.float32)
+    loaded.requantize(layer.weight)
+    assert torch.equal(loaded.weight, QuantizedLinear(layer, "int4").weight)
+
+
 @needs_kernels
 @pytest.mark.parametrize("scale", [lambda x: x, lambda x: x.bfloat16().float(), lambda x: -torch.exp2(x.round())])
 @pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 32)])

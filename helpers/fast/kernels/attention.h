@@ -8,7 +8,6 @@ constexpr int MAX_HEAD_DIM = 512;  // of one head, as in paged_attention.py
 // A weight is 2 to the power of a score less a shift, which is the highest score of some piece so far. As in FlashAttention-4,
 // the shift stays until a score exceeds it by more than SLACK. A weight may exceed 1 meanwhile, and sums rarely shrink.
 constexpr float SLACK = 8;
-constexpr float LOG2_E = 1.44269504f;  // scores are multiplied by it: e^x is 2^(x log2(e))
 
 // Keys or values of one kv head, [slots, dim]. Scales [slots] belong to integers.
 template <typename Stored> struct Vectors {

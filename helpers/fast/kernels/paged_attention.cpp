@@ -2,12 +2,12 @@
 //
 // The idea is PagedAttention's (Kwon et al., vLLM, SOSP 2023). The kernel reads the block tables itself, so one call serves
 // all sequences. The softmax is computed piece by piece (Milakov and Gimelshein, 2018): when a piece contains a much higher
-// score, the sums so far are scaled down. No matrix of scores is written to memory, as in FlashAttention (Dao et al., 2022).
+// score, the sums so far are scaled down. Only one piece's scores exist at a time, as in FlashAttention (Dao et al., 2022).
 //
 // A decode has one query per head, so its keys and values are read where they lie, once for several heads that share them.
 // A chunk has many queries, so it waits for arithmetic. Its keys and values are first packed, in the order in which several
-// queries multiply them: here in vectors, and in matrix registers in tile_attention.h. A query skips the keys behind it, and
-// those before its window.
+// queries multiply them: this file does so in vectors, tile_attention.h in matrix registers. A query skips the keys behind it,
+// and those before its window.
 //
 // A quantized cache (features/quantized_kv_cache) has integers of 8 bits. A decode multiplies these, and then each score by
 // its key's scale, and each weight by its value's. Chunks pack the products of integers and scales.
@@ -22,6 +22,7 @@
 #include "attention.h"
 #include "shares.h"
 #include "tile_attention.h"
+#include "tiles.h"
 #include "vectors.h"
 
 constexpr int KEYS = 256;          // of a piece, at most
@@ -282,10 +283,13 @@ __attribute__((noinline)) static void multiply_in_vectors(const Word* x, long x_
 
 // Compute `tokens` queries of the heads that share one kv head. query, output: the first query of the first head. `past`
 // keys precede the first query's own. `packed` has room for the keys and values of all pieces that the queries see.
-template <int QUERIES, typename Vector, typename Word, typename Number, typename Stored>
+template <typename Number, typename Stored>
 static void attend_chunk(const Number* query, long head_step, long token_step, int tokens, int past, int window,
                          Vectors<Stored> keys, Vectors<Stored> values, const int* block_table, int block_size, int heads,
-                         int dim, float scale, Number* output, long output_step, Word* packed) {
+                         int dim, float scale, Number* output, long output_step, typename Product<Number>::Word* packed) {
+  typedef typename Product<Number>::Vector Vector;
+  typedef typename Product<Number>::Word Word;
+  constexpr int QUERIES = VECTOR_QUERIES<Number>;
   constexpr int PER_WORD = sizeof(Word) / sizeof(Number);
   long words = dim / PER_WORD, panel_dim = round_up(dim, COLUMNS);
   auto first_key = [&](int position) -> long { return std::max(0, position + 1 - window); };
@@ -332,7 +336,7 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
         for_queries([&](long r, long, long used) {
           for (long c = 0; c < used; c += COLUMNS)
             multiply_in_vectors<QUERIES, Vector>(q + r * words, words, packed_keys + (key - begin + c) * words, words, nullptr,
-                                            &scores[r][c], KEYS);
+                                                 &scores[r][c], KEYS);
         });
         for_queries([&](long first, long own, long used) {
           const bool see_all = key + used <= own + 1 && key >= first_key(own + QUERIES - 1);
@@ -351,7 +355,7 @@ static void attend_chunk(const Number* query, long head_step, long token_step, i
         for_queries([&](long r, long, long used) {
           for (long d = 0; d < dim; d += COLUMNS)
             multiply_in_vectors<QUERIES, Vector>(weights + r * KEYS / PER_WORD, KEYS / PER_WORD, piece + d * (KEYS / PER_WORD),
-                                            used / PER_WORD, shrink + r, sums + r * panel_dim + d, panel_dim);
+                                                 used / PER_WORD, shrink + r, sums + r * panel_dim + d, panel_dim);
         });
       }
       for (int r = 0; r < rows; r++) softmax[r].finish(sums + r * panel_dim, output + (t + r) * output_step + head * dim, dim);
@@ -364,7 +368,6 @@ template <typename Stored, typename Number>
 static void attend_all(const Number* query, long head_step, long token_step, Vectors<Stored> keys, Vectors<Stored> values,
                        long slots, Segments segments, int heads, int kv_heads, int dim, int window, float scale,
                        Number* output) {
-  typedef typename Product<Number>::Vector Vector;
   typedef typename Product<Number>::Word Word;
   const int *tokens = segments.tokens, *lengths = segments.lengths;
   auto attend_one = dim == 64    ? attend_group<64, TOGETHER<64>, Number, Stored>
@@ -373,7 +376,7 @@ static void attend_all(const Number* query, long head_step, long token_step, Vec
                                  : attend_group<0, TOGETHER<0>, Number, Stored>;
   const bool in_tiles = sizeof(Number) == 2 && dim % (2 * TILE) == 0 && may_use_tiles();
   const int queries_together = in_tiles ? TILE_QUERIES : VECTOR_QUERIES<Number>;
-  auto attend_many = attend_chunk<VECTOR_QUERIES<Number>, Vector, Word, Number, Stored>;
+  auto attend_many = attend_chunk<Number, Stored>;
   if constexpr (sizeof(Number) == 2)
     if (in_tiles) attend_many = attend_in_tiles<Stored>;
   long most_keys = 0, most_tasks = 0, queries = 0;

@@ -1,10 +1,12 @@
 // Attention of a chunk's queries in matrix registers (tiles.h).
 //
 // All matrices are transposed: a row of scores belongs to a key, a column to a query. So each lane of a vector holds a number
-// of another query, and a softmax needs no sum and no maximum across lanes. A product of keys and queries writes its scores to
-// memory, where the vectors find them. Hence a piece has few keys: all of it stays in the first-level cache.
+// of a different query, and a softmax needs no sum and no maximum across lanes. A product of keys and queries writes its scores
+// to memory, where the vectors find them. Hence a piece has few keys: up to a head dim of 128, what one product reads and
+// writes fits in the first-level cache.
 
 #pragma once
+#include <algorithm>
 #include <cmath>
 
 #include "attention.h"
@@ -12,12 +14,13 @@
 #include "vectors.h"
 
 constexpr int TILE_QUERIES = 2 * TILE;  // that are computed together
-constexpr int TILE_KEYS = 64;           // of a piece; pieces begin at multiples, so that sums always have the same order
 
 #if defined(TILES)
-constexpr int VECTORS = TILE_QUERIES / LANES;
+constexpr int TILE_KEYS = 64;  // of a piece; pieces begin at multiples of it, so that sums are always made in the same order
+constexpr int QUERY_VECTORS = TILE_QUERIES / LANES;
 
-// Exchange the rows and columns of TILE by TILE words: the halves of rows, then their quarters, and so on.
+// Transpose TILE by TILE words: exchange the two blocks of HALF by HALF words beside the diagonal, then do the same in each
+// block, down to single words.
 template <int HALF = TILE / 2> static inline void transpose(Words (&rows)[TILE]) {
   Words upper, lower;
 #pragma GCC unroll 16
@@ -45,16 +48,17 @@ template <typename Row, typename Store> static inline void transpose(Row row, St
   for (int r = 0; r < TILE; r++) store(r, rows[r]);
 }
 
-// Return words of two numbers each, rounded to bfloat16.
+// Round numbers to bfloat16, and return words of two: `first` in the lower half, `second` in the upper one.
 static inline Words round_pairs(Floats first, Floats second) {
-  Words order;  // of halves
+  Words order;  // number i of `first`, then number i of `second`
 #pragma GCC unroll 16
   for (int i = 0; i < LANES; i++) order[i] = (LANES + i) << 16 | i;
   auto rounded = bit_cast<__m512i>(_mm512_cvtne2ps_pbh(bit_cast<__m512>(second), bit_cast<__m512>(first)));
   return bit_cast<Words>(_mm512_permutexvar_epi16(bit_cast<__m512i>(order), rounded));
 }
 
-// Copy the keys from `begin` to `length`, one after the other, and the values: [dim, TILE_KEYS] for each piece.
+// Copy the keys from `begin` to `length` - 1, one after the other, and the values transposed: [dim, TILE_KEYS] for each piece.
+// The rest of the last piece is zero.
 template <typename Stored>
 static void pack_in_tiles(Vectors<Stored> keys, Vectors<Stored> values, const int* block_table, int block_size, long begin,
                           long length, long dim, uint16_t* packed_keys, uint32_t* packed_values) {
@@ -81,13 +85,13 @@ static void pack_in_tiles(Vectors<Stored> keys, Vectors<Stored> values, const in
   }
 }
 
-// Some queries of one head, the sums of the values that they have seen so far, and the softmax of one piece.
+// Some queries of one head, the scores of one piece, and the softmax and the sums of values so far.
 struct TileOfQueries {
   alignas(64) uint32_t q[MAX_HEAD_DIM / 2][TILE_QUERIES];
   alignas(64) float scores[TILE_KEYS][TILE_QUERIES], sums[MAX_HEAD_DIM][TILE_QUERIES];
-  Floats shift[VECTORS], total[VECTORS];  // as in `Softmax`
+  Floats shift[QUERY_VECTORS], total[QUERY_VECTORS];  // as in `Softmax` (paged_attention.cpp)
 
-  // Begin with some queries, at most TILE_QUERIES. The others are zero.
+  // Begin with `rows` queries, at most TILE_QUERIES. The other columns are zero.
   void begin(const uint16_t* query, long token_step, int rows, long dim) {
     auto words = [&](int r, long d) {
       Words some = {};
@@ -99,12 +103,12 @@ struct TileOfQueries {
         transpose([&](int r) { return words(first + r, d); },
                   [&](int r, Words row) { memcpy(&q[d / 2 + r][first], &row, sizeof row); });
     memset(sums, 0, dim * sizeof *sums);
-    for (int v = 0; v < VECTORS; v++) shift[v] = Floats{} - INFINITY, total[v] = Floats{};
+    for (int v = 0; v < QUERY_VECTORS; v++) shift[v] = Floats{} - INFINITY, total[v] = Floats{};
   }
 
-  // Hide keys from queries behind them, or before whose window they are. The first query is at position `own`.
+  // Hide from each query the keys behind it, and those before its window. The first query is at position `own`.
   void mask(long key, long used, int own, int window) {
-    for (int v = 0; v < VECTORS; v++) {
+    for (int v = 0; v < QUERY_VECTORS; v++) {
       Ints positions;
       for (int i = 0; i < LANES; i++) positions[i] = own + v * LANES + i;
       for (long k = 0; k < used; k++) {
@@ -115,18 +119,18 @@ struct TileOfQueries {
     }
   }
 
-  // Turn the scores, times `factor`, into weights: [TILE_KEYS / 2, TILE_QUERIES] words of two keys each, where the first scores
-  // were.
+  // Turn the scores, times `factor`, into weights: [TILE_KEYS / 2, TILE_QUERIES] words of two keys each, in the place of the
+  // first half of the scores.
   void compute_weights(long used, float factor, long dim) {
     auto scores_of = [&](long key, int v) { return load(scores[key] + v * LANES); };
-    Floats most[VECTORS], base[VECTORS], sum[VECTORS] = {};
-    for (int v = 0; v < VECTORS; v++) most[v] = scores_of(0, v);
+    Floats most[QUERY_VECTORS], base[QUERY_VECTORS], sum[QUERY_VECTORS] = {};
+    for (int v = 0; v < QUERY_VECTORS; v++) most[v] = scores_of(0, v);
     for (long k = 1; k < used; k++)
-      for (int v = 0; v < VECTORS; v++) most[v] = max(scores_of(k, v), most[v]);
-    for (int v = 0; v < VECTORS; v++) {
+      for (int v = 0; v < QUERY_VECTORS; v++) most[v] = max(scores_of(k, v), most[v]);
+    for (int v = 0; v < QUERY_VECTORS; v++) {
       const Floats highest = most[v] * factor;
       const Ints grows = highest > shift[v] + SLACK;
-      if (_mm512_movepi32_mask(bit_cast<__m512i>(grows))) {
+      if (_mm512_test_epi32_mask(bit_cast<__m512i>(grows), bit_cast<__m512i>(grows))) {
         const Floats shrink = grows ? exp2(shift[v] - highest) : Floats{} + 1;
         shift[v] = grows ? highest : shift[v];
         total[v] *= shrink;
@@ -135,18 +139,19 @@ struct TileOfQueries {
       base[v] = shift[v] == -INFINITY ? Floats{} : shift[v];  // -inf less -inf would be NaN
     }
     for (long k = 0; k < used; k += 2)
-      for (int v = 0; v < VECTORS; v++) {
-        Floats first = rough_exp2(scores_of(k, v) * factor - base[v]), second = rough_exp2(scores_of(k + 1, v) * factor - base[v]);
+      for (int v = 0; v < QUERY_VECTORS; v++) {
+        const Floats first = rough_exp2(scores_of(k, v) * factor - base[v]);
+        const Floats second = rough_exp2(scores_of(k + 1, v) * factor - base[v]);
         sum[v] += first + second;
         Words pairs = round_pairs(first, second);
         memcpy(scores[k / 2] + v * LANES, &pairs, sizeof pairs);
       }
-    for (int v = 0; v < VECTORS; v++) total[v] += sum[v];
+    for (int v = 0; v < QUERY_VECTORS; v++) total[v] += sum[v];
   }
 
-  // Divide the sums by the sums of all weights.
+  // Write the sums, divided by the sums of all weights, to the output of the first `rows` queries.
   void finish(uint16_t* output, long output_step, int rows, long dim) {
-    for (int v = 0; v < VECTORS; v++) {
+    for (int v = 0; v < QUERY_VECTORS; v++) {
       const Floats divisor = total[v] == 0 ? Floats{} + INFINITY : total[v];  // without weights, the sums are 0
       for (long d = 0; d < dim; d += TILE)
         transpose([&](int r) { return bit_cast<Words>(load(sums[d + r] + v * LANES) / divisor); },
@@ -169,12 +174,14 @@ static void attend_in_tiles(const uint16_t* query, long head_step, long token_st
   TileOfQueries tile;
   for (int head = 0; head < heads; head++)
     for (int t = 0; t < tokens; t += TILE_QUERIES) {
-      const int rows = std::min(TILE_QUERIES, tokens - t), own = past + t;  // the first query's position: its own key is its last
+      // `own` is the position of the first query, and of the last key that it sees.
+      const int rows = std::min(TILE_QUERIES, tokens - t), own = past + t;
       tile.begin(query + head * head_step + t * token_step, token_step, rows, dim);
       for (long key = first_piece(own); key < own + rows; key += TILE_KEYS) {
         const long used = round_up(std::min<long>(TILE_KEYS, own + rows - key), 2 * TILE), place = (key - begin) * words;
         for (long k = 0; k < used; k += 2 * TILE)
-          multiply_blocks<true, false>(packed_keys + place + k * words, words, TILE, *tile.q, words, tile.scores[k], TILE_QUERIES);
+          multiply_blocks<true, false>(packed_keys + place + k * words, words, TILE, *tile.q, words, tile.scores[k],
+                                       TILE_QUERIES);
         if (key + used > own + 1 || key < own + rows - window) tile.mask(key, used, own, window);
         tile.compute_weights(used, scale * LOG2_E, dim);
         for (long d = 0; d < dim; d += 2 * TILE)

@@ -1,8 +1,8 @@
 // Products of tiles in the processor's matrix registers (AMX), of 16 rows by 64 bytes each: of integers of 8 bits, or of
 // bfloat16 numbers.
 //
-// Intel's Xeons have them since Sapphire Rapids. A tile of W is 16 words of 16 outputs in a panel, as they lie in memory
-// (linear.cpp, quantized.cpp, tile_attention.h).
+// Intel's Xeons have them since Sapphire Rapids. A tile of W is 16 words of 16 outputs in a panel (of 16 queries in
+// tile_attention.h), as they lie in memory.
 
 #pragma once
 #include <algorithm>
@@ -28,7 +28,8 @@ static inline Range block_of_rows(long block, long blocks, long rows) {
   return {std::clamp(end - TILE, 0L, all * block / blocks * 2 * TILE), end};
 }
 
-#if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)  // two vectors are a row of a panel
+// Two vectors are a row of a panel. tile_attention.h rounds pairs of numbers to bfloat16.
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 #define TILES
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -68,7 +69,7 @@ static inline void multiply_blocks(const uint32_t* x, long x_step, long second, 
   constexpr long LINE = 4 * PANEL;  // bytes
   const uint32_t* second_x = x + second * x_step;
   Sum* second_sums = sums + second * sums_step;
-  asm volatile("" ::: "memory");  // GCC's intrinsics do not say that they read memory: all stores come first
+  asm volatile("" ::: "memory");  // GCC's intrinsics do not say that they read memory, so all stores must come first
   if constexpr (ADDS) {
     _tile_loadd(0, sums, 4 * sums_step);
     _tile_loadd(1, sums + TILE, 4 * sums_step);

@@ -178,5 +178,7 @@ static inline Floats rough_exp2(Floats x) {
   return scaled_power(x, r, p * r + 1);
 }
 
+constexpr float LOG2_E = 1.44269504f;  // e^x is 2^(x log2(e))
+
 // Return e^x. The error grows with x, to 65 units in the last place for 88. At most 2^-126 below -87.3. NaN stays NaN.
-static inline Floats exp(Floats x) { return exp2(x * 1.44269504f); }
+static inline Floats exp(Floats x) { return exp2(x * LOG2_E); }
