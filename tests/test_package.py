@@ -93,8 +93,7 @@ runpy.run_module("{command}", run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.parametrize(
-    ("command", "missing"),
-    [("helpers", SERVER + PLOTS), ("helpers.server", PLOTS), ("helpers.load_test", PLOTS)],
+    ("command", "missing"), [("helpers", SERVER + PLOTS), ("helpers.server", PLOTS), ("helpers.load_test", PLOTS)]
 )
 def test_every_command_starts_with_only_its_own_extra(installed, command, missing):
     assert f"python -m {command}" in installed.run("-c", WITHOUT.format(missing=missing, command=command), "--help")

@@ -49,9 +49,7 @@ def eos_compared_with_is(token_ids, eos_id, max_tokens):
     return kept, "length" if len(kept) == max_tokens else None
 
 
-WRONG["stop"] |= {
-    "large ids": eos_compared_with_is,
-}
+WRONG["stop"] |= {"large ids": eos_compared_with_is}
 
 
 def forgets_eos(model, turns, n, drop=lambda model, token: token == model.config.eos_token_id):
@@ -239,9 +237,7 @@ def masked_with(low):
     return softmax
 
 
-WRONG["masked_softmax"] |= {
-    "a logit that is not small enough": masked_with(-1000.0),
-}
+WRONG["masked_softmax"] |= {"a logit that is not small enough": masked_with(-1000.0)}
 
 # --- lessons 13 to 18 ------------------------------------------------------------------------------------------------
 

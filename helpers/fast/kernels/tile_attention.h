@@ -182,7 +182,8 @@ static void attend_in_tiles(const uint16_t* query, long head_step, long token_st
         for (long k = 0; k < used; k += 2 * TILE)
           multiply_blocks<true, false>(packed_keys + place + k * words, words, TILE, *tile.q, words, tile.scores[k],
                                        TILE_QUERIES);
-        if (key + used > own + 1 || key < own + rows - window) tile.mask(key, used, own, window);
+        const bool see_all = key + used <= own + 1 && key >= own + rows - window;
+        if (!see_all) tile.mask(key, used, own, window);
         tile.compute_weights(used, scale * LOG2_E, dim);
         for (long d = 0; d < dim; d += 2 * TILE)
           multiply_blocks<true, true>(packed_values + place + d * (TILE_KEYS / 2), TILE_KEYS / 2, TILE, (uint32_t*)*tile.scores,
