@@ -75,7 +75,7 @@ def test_a_product_is_pytorchs_linear_however_the_weight_is_stored(dtype, tolera
     torch.manual_seed(0)
     for inputs in (1, 2, 7, 64, 99) if packed else (0, 1, 2, 7, 64, 99):
         weight, bias = torch.randn(outputs, inputs).to(dtype), torch.randn(2 * outputs).to(dtype)[::2]
-        for shape in [(0,), (1,), (2,), (7,), (8,), (9,), (1, 13), (2, 3, 5), (67,)]:
+        for shape in [(0,), (1,), (2,), (7,), (8,), (9,), (1, 13), (2, 3, 5), (67,), (121,)]:
             x = torch.randn(inputs, *shape).to(dtype).movedim(0, -1)  # not contiguous
             for b in (bias, None):
                 expected = linear(x.float(), weight.float(), None if b is None else b.float()).to(dtype)
@@ -96,7 +96,7 @@ def test_bfloat16_is_rounded_to_nearest_even():
 @pytest.mark.parametrize(("kind", "inputs"), [*((kind, 99) for kind in KINDS), (KINDS[0], 4096)])
 def test_the_result_of_a_row_does_not_depend_on_the_other_rows(dtype, tolerance, kind, inputs):
     """300 rows of 4,096 inputs do not fit in a second-level cache. Each call packs the weight, so those are few."""
-    rows, sizes = (300, (37, 290)) if inputs == 4096 else (70, (1, 2, 3, 5, 8, 11, 29, 37))
+    rows, sizes = (300, (37, 290)) if inputs == 4096 else (130, (1, 2, 3, 5, 8, 11, 29, 37))
     weight, x = torch.randn(100, inputs).to(dtype), torch.randn(rows, inputs).to(dtype)
     together = multiply(x, weight, None, *kind)
     for size in sizes:

@@ -9,40 +9,62 @@
 // cache. If only the first pass prefetched, memory would be idle during the others, so each pass prefetches its part of the
 // next panel. 16 rows of float32 take two thirds as long this way on an AMD EPYC (Zen 3), and 64 rows four fifths on an Intel
 // Xeon with AVX-512. On an Intel Xeon with AMX, 12 rows of float32 fit into one pass. Up to 32 take a few passes, over a block
-// of the panel instead of all of it: it stays in the first-level cache, and the sums so far wait on the stack.
+// of the panel instead of all of it: it stays in the first-level cache, and the sums so far wait on the stack. Many rows are
+// packed (packed_rows.h).
 //
 // Matrix registers (tiles.h) multiply bfloat16, whatever the number of rows: one row takes as long as in vectors, and 32
 // take a quarter of the time. A row is always summed in the same order, so its numbers do not depend on the other rows.
 
 #include <algorithm>
 
+#include "packed_rows.h"
 #include "prefetch.h"
 #include "shares.h"
 #include "tiles.h"
 #include "vectors.h"
 
 constexpr int ROWS = LANES == 16 ? 8 : 6;  // the sums take 16 of AVX-512's 32 registers, or 12 of AVX2's 16
-#if defined(AMD)  // not measured there
-template <typename Number> constexpr bool IN_BLOCKS = false;
-#else
-template <typename Number> constexpr bool IN_BLOCKS = LANES == 16 && sizeof(Number) == 4;
-#endif
-template <typename Number> constexpr int FEW = IN_BLOCKS<Number> ? 32 : ROWS;
-template <typename Number> constexpr int FEW_ROWS = IN_BLOCKS<Number> ? 12 : ROWS;  // of a pass, up to FEW
+template <typename Number> constexpr int FEW = MAY_PACK<Number> ? 32 : ROWS;
+template <typename Number> constexpr int FEW_ROWS = MAY_PACK<Number> ? PASS : ROWS;  // of a pass, up to FEW
 constexpr long BLOCK = 64;  // inputs
 constexpr int VECTORS = 2, COLUMNS = VECTORS * LANES;
 constexpr long AHEAD = 4096, LINE = 4 * COLUMNS;  // bytes
 
-// Multiply R rows by some inputs of one panel: x [R, in], w [inputs, COLUMNS], y [R, columns] with rows that begin `step`
-// numbers apart. If PARTIAL, `partial` [R] are the sums of the inputs before, and then those up to here; as an argument at
-// run time, it made products of 512 rows a seventh slower. Each line prefetches one, and these begin `pace` bytes apart. The
-// loop over r is unrolled; otherwise the sums would not stay in registers.
-template <int R, bool ONCE, bool PARTIAL, typename Vector, typename Word, typename Number>
+// The sums so far of rows that begin `step` numbers apart. If the panel is whole, the size of a copy is known at compile time.
+struct Partial {
+  float* sums;
+  long step, columns;
+
+  void read(long r, Floats (&row)[VECTORS]) const {
+    float some[COLUMNS] = {};
+    if (columns < COLUMNS) memcpy(some, sums + r * step, columns * sizeof *sums);
+    memcpy(row, columns < COLUMNS ? some : sums + r * step, sizeof row);
+  }
+
+  void write(long r, const Floats (&row)[VECTORS]) const {
+    float some[COLUMNS];
+    memcpy(columns < COLUMNS ? some : sums + r * step, row, sizeof row);
+    if (columns < COLUMNS) memcpy(sums + r * step, some, columns * sizeof *sums);
+  }
+};
+
+// How rows are read: a whole panel at a time, or a part of it, after the sums so far; packed, too. As arguments at run
+// time, these made products of 512 rows a seventh slower.
+enum Reading { WHOLE, PARTIAL, PACKED };
+
+// Multiply R rows by some inputs of one panel: x [R, in] (packed: [inputs, PASS]), w [inputs, COLUMNS], y [R, columns] with rows
+// that begin `step` numbers apart. Each line prefetches one, and these begin `pace` bytes apart. The loop over r is
+// unrolled; otherwise the sums would not stay in registers.
+template <int R, bool ONCE, Reading READING, typename Vector, typename Word, typename Number>
 static void multiply(const Word* x, const Word* w, const Number* bias, Number* y, long in, long step, long columns,
-                     const char* ahead, long pace, Range inputs, Floats (*partial)[VECTORS]) {
+                     const char* ahead, long pace, Range inputs, Partial partial) {
   Floats sums[R][VECTORS] = {};
-  if (PARTIAL && inputs.begin > 0) memcpy(sums, partial, sizeof sums);
-  for (long k = 0; k < (PARTIAL ? inputs.end - inputs.begin : in); k++) {
+  if constexpr (READING != WHOLE)
+    if (inputs.begin > 0) {
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) partial.read(r, sums[r]);
+    }
+  for (long k = 0; k < (READING == WHOLE ? in : inputs.end - inputs.begin); k++) {
     for (long byte = 0; byte < LINE; byte += 64)
       __builtin_prefetch(ahead + k * pace + byte, 0, ONCE ? PREFETCH_ONCE : PREFETCH_OFTEN);
     Vector first, second;  // both are loaded before the rows use them: else GCC loads them again for each row of AVX2
@@ -50,26 +72,28 @@ static void multiply(const Word* x, const Word* w, const Number* bias, Number* y
     memcpy(&second, w + k * COLUMNS + LANES, sizeof second);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
-      sums[r][0] = add_products(sums[r][0], first, x[r * in + k]);
-      sums[r][1] = add_products(sums[r][1], second, x[r * in + k]);
+      const Word number = READING == PACKED ? x[k * PASS + r] : x[r * in + k];
+      sums[r][0] = add_products(sums[r][0], first, number);
+      sums[r][1] = add_products(sums[r][1], second, number);
     }
   }
-  if (PARTIAL && inputs.end < in) {
-    memcpy(partial, sums, sizeof sums);
-    return;
-  }
+  if constexpr (READING != WHOLE)
+    if (inputs.end < in) {
+#pragma GCC unroll 12
+      for (int r = 0; r < R; r++) partial.write(r, sums[r]);
+      return;
+    }
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++) store_sums<VECTORS>(sums[r], bias, y + r * step, columns);
 }
 
 // Call the `multiply` that is compiled for this number of rows, at most R.
-template <int R, bool ONCE, bool PARTIAL, typename Vector, typename Word, typename Number>
+template <int R, bool ONCE, Reading READING, typename Vector, typename Word, typename Number>
 static void multiply_rows(long rows, const Word* x, const Word* w, const Number* bias, Number* y, long in, long step, long columns,
-                          const char* ahead, long pace, Range inputs, Floats (*partial)[VECTORS]) {
-  if (rows == R)
-    return multiply<R, ONCE, PARTIAL, Vector>(x, w, bias, y, in, step, columns, ahead, pace, inputs, partial);
+                          const char* ahead, long pace, Range inputs, Partial partial) {
+  if (rows == R) return multiply<R, ONCE, READING, Vector>(x, w, bias, y, in, step, columns, ahead, pace, inputs, partial);
   if constexpr (R > 1)
-    multiply_rows<R - 1, ONCE, PARTIAL, Vector>(rows, x, w, bias, y, in, step, columns, ahead, pace, inputs, partial);
+    multiply_rows<R - 1, ONCE, READING, Vector>(rows, x, w, bias, y, in, step, columns, ahead, pace, inputs, partial);
 }
 
 // Compute some panels in matrix registers, for x [rows, in] and w [panels, in, COLUMNS] of words.
@@ -97,9 +121,9 @@ template <typename Number> Range linear_share(const Number* x, Linear<Number> la
   const long in = layer.in * sizeof(Number) / sizeof(Word), most = few ? FEW_ROWS<Number> : ROWS;
   const long passes = std::max(1L, (rows + most - 1) / most), block = few && passes > 1 ? BLOCK : in;
   const long pace = LINE / passes;  // the passes prefetch the next panel or block together
-  auto multiply = passes == 1 ? multiply_rows<FEW_ROWS<Number>, true, false, Vector, Word, Number>
-                  : few       ? multiply_rows<FEW_ROWS<Number>, false, true, Vector, Word, Number>
-                              : multiply_rows<ROWS, false, false, Vector, Word, Number>;
+  auto multiply = passes == 1 ? multiply_rows<FEW_ROWS<Number>, true, WHOLE, Vector, Word, Number>
+                  : few       ? multiply_rows<FEW_ROWS<Number>, false, MAY_PACK<Number> ? PARTIAL : WHOLE, Vector, Word, Number>
+                              : multiply_rows<ROWS, false, WHOLE, Vector, Word, Number>;
   const Word *words = (const Word*)x, *w = (const Word*)layer.weight;
   Range panels = share_of((layer.out + COLUMNS - 1) / COLUMNS);
   Range own = {panels.begin * COLUMNS, std::min(panels.end * COLUMNS, layer.out)};  // the last panel may be padded
@@ -108,7 +132,20 @@ template <typename Number> Range linear_share(const Number* x, Linear<Number> la
       multiply_in_tiles(words, w, layer.bias, y, rows, in, step, own);
       return own;
     }
-  Floats partial[FEW<Number>][VECTORS];
+  if constexpr (MAY_PACK<Number>)
+    if (multiply_packed(x, rows, in, layer.out, [&](const Pass* pass, const Pass* end, Range inputs, long c) {
+          const long pace = LINE / (end - pass), columns = std::min<long>(COLUMNS, layer.out - c);
+          const Word* piece = w + c * in + inputs.begin * COLUMNS;
+          const char* ahead = (const char*)(piece + in * COLUMNS);  // the next panel
+          for (; pass < end; pass++, ahead += (inputs.end - inputs.begin) * pace) {
+            Number* outputs = y + pass->rows.begin * step + c;
+            multiply_rows<PASS, false, PACKED, Vector>(pass->rows.end - pass->rows.begin, pass->x, piece,
+                                                       layer.bias ? layer.bias + c : nullptr, outputs, in, step, columns, ahead,
+                                                       pace, inputs, {outputs, step, columns});
+          }
+        }))
+      return own;
+  alignas(64) float partial[FEW<Number>][COLUMNS];
   for (long c = own.begin; c < own.end; c += COLUMNS)
     for (long k = 0; k < in; k += block) {
       const Range inputs = {k, std::min(k + block, in)};
@@ -117,7 +154,8 @@ template <typename Number> Range linear_share(const Number* x, Linear<Number> la
         long begin = rows * pass / passes, end = rows * (pass + 1) / passes;
         const char* ahead = (const char*)some + (passes == 1 ? AHEAD : (inputs.end - k) * (LINE + pass * pace));
         multiply(end - begin, words + begin * in + k, some, layer.bias ? layer.bias + c : nullptr, y + begin * step + c, in,
-                 step, std::min<long>(COLUMNS, own.end - c), ahead, pace, inputs, few ? partial + begin : nullptr);
+                 step, std::min<long>(COLUMNS, own.end - c), ahead, pace, inputs,
+                 {few ? partial[begin] : nullptr, COLUMNS, COLUMNS});
       }
     }
   return own;

@@ -20,6 +20,7 @@
 
 #include <algorithm>
 
+#include "packed_rows.h"
 #include "prefetch.h"
 #include "shares.h"
 #include "tiles.h"
@@ -29,6 +30,7 @@
 #endif
 
 constexpr int ROWS = LANES == 16 ? 8 : 4;  // see linear.cpp
+template <typename Number> constexpr int MANY_ROWS = MAY_PACK<Number> ? PASS : ROWS;  // the same with a converted panel
 constexpr int VECTORS = 2;
 constexpr int CONVERTED = 8 * ROWS;  // up to here, converting a panel again for every ROWS rows takes less time
 constexpr int IN_VECTORS = 4;         // up to here, vectors are faster than matrix registers,
@@ -86,7 +88,7 @@ static inline void add_group(Floats (&totals)[R][VECTORS], Floats (&sums)[R][VEC
 #pragma GCC unroll 2
   for (int v = 0; v < VECTORS; v++) {
     Floats scale = load(scales + v * LANES);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int r = 0; r < R; r++) totals[r][v] += sums[r][v] * scale;
   }
 }
@@ -94,7 +96,7 @@ static inline void add_group(Floats (&totals)[R][VECTORS], Floats (&sums)[R][VEC
 // Add the bias to the totals, and write the first `columns` outputs of each row.
 template <int R, typename Number>
 static inline void store_totals(Floats (&totals)[R][VECTORS], const Number* bias, Number* y, Sizes sizes, long columns) {
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int r = 0; r < R; r++) store_sums<VECTORS>(totals[r], bias, y + r * sizes.step, columns);
 }
 
@@ -131,20 +133,20 @@ static void multiply(const Word* x, const uint32_t* w, const Scale* scales, cons
   store_totals(totals, bias, y, sizes, columns);
 }
 
-// Multiply ROWS rows by VECTORS * LANES outputs of a converted panel w [steps, PANEL]. This is not `multiply` with another
+// Multiply MANY_ROWS rows by VECTORS * LANES outputs of a converted panel w [steps, PANEL]. This is not `multiply` with another
 // template argument, because GCC then kept some sums in memory.
 template <typename Vector, typename Word, typename Number, typename Scale>
 static void multiply_converted(const Word* x, const uint32_t* w, const Scale* scales, const Number* bias, Number* y, Sizes sizes,
                                long columns) {
-  Floats totals[ROWS][VECTORS] = {};
+  Floats totals[MANY_ROWS<Number>][VECTORS] = {};
   for (long group = 0, k = 0; group < sizes.groups; group++) {
-    Floats sums[ROWS][VECTORS] = {};
+    Floats sums[MANY_ROWS<Number>][VECTORS] = {};
     for (const long end = sizes.steps / sizes.groups * (group + 1); k < end; k++) {
       Vector weights[VECTORS];
 #pragma GCC unroll 2
       for (int v = 0; v < VECTORS; v++) weights[v] = bit_cast<Vector>(load_words(w + k * PANEL + v * LANES));
-#pragma GCC unroll 8
-      for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 12
+      for (int r = 0; r < MANY_ROWS<Number>; r++)
 #pragma GCC unroll 2
         for (int v = 0; v < VECTORS; v++) sums[r][v] = add_products(sums[r][v], weights[v], x[r * sizes.steps + k]);
     }
@@ -315,7 +317,7 @@ static Range quantized_share(const Number* x, const Linear<Number>& layer, Numbe
         const Number* bias = layer.bias ? layer.bias + d : nullptr;
         long r = 0;
         if (rows > CONVERTED)
-          for (; r + ROWS <= rows; r += ROWS)
+          for (; r + MANY_ROWS<Number> <= rows; r += MANY_ROWS<Number>)
             multiply_converted<Vector>(inputs + r * sizes.steps, converted + d - c, scale, bias, y + r * step + d, sizes,
                                        columns);
         while (r < rows)
