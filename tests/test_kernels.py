@@ -93,14 +93,14 @@ def test_bfloat16_is_rounded_to_nearest_even():
 
 @needs_kernels
 @in_both_dtypes
-@pytest.mark.parametrize(("kind", "inputs"), [*((kind, 99) for kind in KINDS), (KINDS[0], 4096)])
+@pytest.mark.parametrize(("kind", "inputs"), [*((kind, 99) for kind in KINDS), (KINDS[0], 2051), (KINDS[0], 4096)])
 def test_the_result_of_a_row_does_not_depend_on_the_other_rows(dtype, tolerance, kind, inputs):
     """300 rows of 4,096 inputs do not fit in a second-level cache. Each call packs the weight, so those are few."""
     rows, sizes = (300, (37, 290)) if inputs == 4096 else (130, (1, 2, 3, 5, 8, 11, 29, 37))
-    weight, x = torch.randn(100, inputs).to(dtype), torch.randn(rows, inputs).to(dtype)
-    together = multiply(x, weight, None, *kind)
+    weight, x, bias = (torch.randn(shape).to(dtype) for shape in ((100, inputs), (rows, inputs), (100,)))
+    together = multiply(x, weight, bias, *kind)
     for size in sizes:
-        parts = [multiply(part, weight, None, *kind) for part in x.split(size)]
+        parts = [multiply(part, weight, bias, *kind) for part in x.split(size)]
         assert torch.equal(torch.cat(parts), together)
 
 

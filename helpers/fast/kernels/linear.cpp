@@ -24,11 +24,12 @@
 #include "vectors.h"
 
 constexpr int ROWS = LANES == 16 ? 8 : 6;  // the sums take 16 of AVX-512's 32 registers, or 12 of AVX2's 16
-template <typename Number> constexpr int FEW = MAY_PACK<Number> ? 32 : ROWS;
-template <typename Number> constexpr int FEW_ROWS = MAY_PACK<Number> ? PASS : ROWS;  // of a pass, up to FEW
+template <typename Number> constexpr int FEW = WIDE_PASSES<Number> ? 32 : ROWS;
+template <typename Number> constexpr int FEW_ROWS = WIDE_PASSES<Number> ? PASS_ROWS : ROWS;  // of a pass, up to FEW
 constexpr long BLOCK = 64;  // inputs
 constexpr int VECTORS = 2, COLUMNS = VECTORS * LANES;
 constexpr long AHEAD = 4096, LINE = 4 * COLUMNS;  // bytes
+static_assert(!WIDE_PASSES<float> || COLUMNS == PANEL);
 
 // The sums so far of rows that begin `step` numbers apart. If the panel is whole, the size of a copy is known at compile time.
 struct Partial {
@@ -48,11 +49,11 @@ struct Partial {
   }
 };
 
-// How rows are read: a whole panel at a time, or a part of it, after the sums so far; packed, too. As arguments at run
-// time, these made products of 512 rows a seventh slower.
+// Which inputs of a panel are multiplied: all, or some, whose products are added to the sums so far; and the same of packed rows.
+// Decided at run time, it made products of 512 rows a seventh slower.
 enum Reading { WHOLE, PARTIAL, PACKED };
 
-// Multiply R rows by some inputs of one panel: x [R, in] (packed: [inputs, PASS]), w [inputs, COLUMNS], y [R, columns] with rows
+// Multiply R rows by some inputs of one panel: x [R, in] (packed: [inputs, PASS_ROWS]), w [inputs, COLUMNS], y [R, columns] with rows
 // that begin `step` numbers apart. Each line prefetches one, and these begin `pace` bytes apart. The loop over r is
 // unrolled; otherwise the sums would not stay in registers.
 template <int R, bool ONCE, Reading READING, typename Vector, typename Word, typename Number>
@@ -72,7 +73,7 @@ static void multiply(const Word* x, const Word* w, const Number* bias, Number* y
     memcpy(&second, w + k * COLUMNS + LANES, sizeof second);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
-      const Word number = READING == PACKED ? x[k * PASS + r] : x[r * in + k];
+      const Word number = READING == PACKED ? x[k * PASS_ROWS + r] : x[r * in + k];
       sums[r][0] = add_products(sums[r][0], first, number);
       sums[r][1] = add_products(sums[r][1], second, number);
     }
@@ -122,7 +123,7 @@ template <typename Number> Range linear_share(const Number* x, Linear<Number> la
   const long passes = std::max(1L, (rows + most - 1) / most), block = few && passes > 1 ? BLOCK : in;
   const long pace = LINE / passes;  // the passes prefetch the next panel or block together
   auto multiply = passes == 1 ? multiply_rows<FEW_ROWS<Number>, true, WHOLE, Vector, Word, Number>
-                  : few       ? multiply_rows<FEW_ROWS<Number>, false, MAY_PACK<Number> ? PARTIAL : WHOLE, Vector, Word, Number>
+                  : few       ? multiply_rows<FEW_ROWS<Number>, false, WIDE_PASSES<Number> ? PARTIAL : WHOLE, Vector, Word, Number>
                               : multiply_rows<ROWS, false, WHOLE, Vector, Word, Number>;
   const Word *words = (const Word*)x, *w = (const Word*)layer.weight;
   Range panels = share_of((layer.out + COLUMNS - 1) / COLUMNS);
@@ -132,19 +133,21 @@ template <typename Number> Range linear_share(const Number* x, Linear<Number> la
       multiply_in_tiles(words, w, layer.bias, y, rows, in, step, own);
       return own;
     }
-  if constexpr (MAY_PACK<Number>)
-    if (multiply_packed(x, rows, in, layer.out, [&](const Pass* pass, const Pass* end, Range inputs, long c) {
-          const long pace = LINE / (end - pass), columns = std::min<long>(COLUMNS, layer.out - c);
-          const Word* piece = w + c * in + inputs.begin * COLUMNS;
-          const char* ahead = (const char*)(piece + in * COLUMNS);  // the next panel
-          for (; pass < end; pass++, ahead += (inputs.end - inputs.begin) * pace) {
-            Number* outputs = y + pass->rows.begin * step + c;
-            multiply_rows<PASS, false, PACKED, Vector>(pass->rows.end - pass->rows.begin, pass->x, piece,
-                                                       layer.bias ? layer.bias + c : nullptr, outputs, in, step, columns, ahead,
-                                                       pace, inputs, {outputs, step, columns});
-          }
-        }))
+  if constexpr (WIDE_PASSES<Number>)
+    if (are_many(rows)) {
+      multiply_packed(x, rows, in, layer.out, [&](const Pass* pass, const Pass* end, Range inputs, long c) {
+        const long pace = LINE / (end - pass), columns = std::min<long>(COLUMNS, layer.out - c);
+        const Word* piece = w + c * in + inputs.begin * COLUMNS;
+        const char* ahead = (const char*)(piece + in * COLUMNS);  // the next panel
+        for (; pass < end; pass++, ahead += (inputs.end - inputs.begin) * pace) {
+          Number* outputs = y + pass->rows.begin * step + c;
+          multiply_rows<PASS_ROWS, false, PACKED, Vector>(pass->rows.end - pass->rows.begin, pass->x, piece,
+                                                          layer.bias ? layer.bias + c : nullptr, outputs, in, step, columns,
+                                                          ahead, pace, inputs, {outputs, step, columns});
+        }
+      });
       return own;
+    }
   alignas(64) float partial[FEW<Number>][COLUMNS];
   for (long c = own.begin; c < own.end; c += COLUMNS)
     for (long k = 0; k < in; k += block) {

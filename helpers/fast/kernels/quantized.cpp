@@ -20,7 +20,6 @@
 
 #include <algorithm>
 
-#include "packed_rows.h"
 #include "prefetch.h"
 #include "shares.h"
 #include "tiles.h"
@@ -30,7 +29,7 @@
 #endif
 
 constexpr int ROWS = LANES == 16 ? 8 : 4;  // see linear.cpp
-template <typename Number> constexpr int MANY_ROWS = MAY_PACK<Number> ? PASS : ROWS;  // the same with a converted panel
+template <typename Number> constexpr long MANY_ROWS = WIDE_PASSES<Number> ? PASS_ROWS : ROWS;  // with a converted panel
 constexpr int VECTORS = 2;
 constexpr int CONVERTED = 8 * ROWS;  // up to here, converting a panel again for every ROWS rows takes less time
 constexpr int IN_VECTORS = 4;         // up to here, vectors are faster than matrix registers,
@@ -315,14 +314,16 @@ static Range quantized_share(const Number* x, const Linear<Number>& layer, Numbe
         const long columns = std::min<long>(VECTORS * LANES, own.end - d);
         const Scale* scale = scales + d - c;
         const Number* bias = layer.bias ? layer.bias + d : nullptr;
-        long r = 0;
         if (rows > CONVERTED)
-          for (; r + MANY_ROWS<Number> <= rows; r += MANY_ROWS<Number>)
-            multiply_converted<Vector>(inputs + r * sizes.steps, converted + d - c, scale, bias, y + r * step + d, sizes,
+          for (long r = 0; r < rows; r += MANY_ROWS<Number>) {
+            const long first = std::min(r, rows - MANY_ROWS<Number>);  // some rows may be multiplied twice, to the same bits
+            multiply_converted<Vector>(inputs + first * sizes.steps, converted + d - c, scale, bias, y + first * step + d, sizes,
                                        columns);
-        while (r < rows)
-          r += multiply_rows<ROWS, BITS, Vector>(rows - r, inputs + r * sizes.steps, panel + d - c, scale, bias,
-                                                 y + r * step + d, sizes, columns);
+          }
+        else
+          for (long r = 0; r < rows;)
+            r += multiply_rows<ROWS, BITS, Vector>(rows - r, inputs + r * sizes.steps, panel + d - c, scale, bias,
+                                                   y + r * step + d, sizes, columns);
       }
     }
   }

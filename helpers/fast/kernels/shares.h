@@ -93,7 +93,8 @@ template <typename Number> void activate_row(const Number* x, const Number* fact
 
 // --- linear.cpp -------------------------------------------------------------------------------------------------------
 
-// Multiply x [rows, in] by a layer; y has rows that begin `step` numbers apart. Return which outputs are this thread's.
+// Multiply x [rows, in] by a layer; y has rows that begin `step` numbers apart. Return which outputs are this thread's:
+// they are complete for all rows.
 template <typename Number> Range linear_share(const Number* x, Linear<Number> layer, Number* y, long rows, long step);
 
 // --- quantized.cpp ----------------------------------------------------------------------------------------------------

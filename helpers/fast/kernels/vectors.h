@@ -13,6 +13,14 @@ constexpr int LANES = 16;
 constexpr int LANES = 8;
 #endif
 
+// Whether products of so many rows of float32 at a time are faster: their sums with a panel take 24 of AVX-512's 32 registers.
+constexpr int PASS_ROWS = 12;
+#if defined(AMD)  // not measured there
+template <typename Number> constexpr bool WIDE_PASSES = false;
+#else
+template <typename Number> constexpr bool WIDE_PASSES = LANES == 16 && sizeof(Number) == 4;
+#endif
+
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
