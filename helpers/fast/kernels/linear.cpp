@@ -8,9 +8,9 @@
 // ROWS x COLUMNS sums stay in registers while a panel is read. With more rows the panel is read several times, from the
 // cache. If only the first pass prefetched, memory would be idle during the others, so each pass prefetches its part of the
 // next panel. 16 rows of float32 take two thirds as long this way on an AMD EPYC (Zen 3), and 64 rows four fifths on an Intel
-// Xeon with AVX-512. On an Intel Xeon with AMX, 12 rows of float32 fit into one pass. Up to 32 take a few passes, over a block
-// of the panel instead of all of it: it stays in the first-level cache, and the sums so far wait on the stack. Many rows are
-// packed (packed_rows.h).
+// Xeon with AVX-512. With wide passes (vectors.h), 12 rows of float32 fit into one. Up to 32 take a few, over a block of the
+// panel instead of all of it: it stays in the first-level cache, and the sums so far wait on the stack. From 48 rows per
+// thread on, rows are packed (packed_rows.h); in between, passes have 8 rows.
 //
 // Matrix registers (tiles.h) multiply bfloat16, whatever the number of rows: one row takes as long as in vectors, and 32
 // take a quarter of the time. A row is always summed in the same order, so its numbers do not depend on the other rows.
@@ -31,7 +31,8 @@ constexpr int VECTORS = 2, COLUMNS = VECTORS * LANES;
 constexpr long AHEAD = 4096, LINE = 4 * COLUMNS;  // bytes
 static_assert(!WIDE_PASSES<float> || COLUMNS == PANEL);
 
-// The sums so far of rows that begin `step` numbers apart. If the panel is whole, the size of a copy is known at compile time.
+// The sums so far, in rows that begin `step` numbers apart. The last panel may have fewer than COLUMNS `columns`; for the
+// others, the size of a copy is known at compile time.
 struct Partial {
   float* sums;
   long step, columns;
@@ -49,8 +50,8 @@ struct Partial {
   }
 };
 
-// Which inputs of a panel are multiplied: all, or some, whose products are added to the sums so far; and the same of packed rows.
-// Decided at run time, it made products of 512 rows a seventh slower.
+// How `multiply` reads its operands. WHOLE: all inputs. PARTIAL: some inputs, whose products are added to the sums so far.
+// PACKED: as PARTIAL, but from packed rows. Choosing at run time made products of 512 rows a seventh slower.
 enum Reading { WHOLE, PARTIAL, PACKED };
 
 // Multiply R rows by some inputs of one panel: x [R, in] (packed: [inputs, PASS_ROWS]), w [inputs, COLUMNS], y [R, columns] with rows

@@ -1,11 +1,11 @@
 // Many rows of float32 numbers, copied into the order in which vectors multiply them: [inputs, PASS_ROWS] for each pass.
 //
-// A pass multiplies up to PASS_ROWS rows by a panel. As they lie in a matrix, the same inputs of its rows are thousands of bytes
-// apart. Here they are neighbors, and a pass reads two sequences of numbers: that of its rows and that of the panel.
+// A pass multiplies up to PASS_ROWS rows by a panel. In a matrix, the same inputs of neighboring rows are thousands of bytes
+// apart. Here they are neighbors, and a pass reads two contiguous arrays: its rows and the panel.
 //
-// Each thread multiplies some of the rows by all panels, not all rows by some panels. So a row is copied once, by the thread that
-// uses it. A block of rows stays in a core's second-level cache while the panels pass. A long panel would take up that
-// cache, so it is cut into pieces, and meanwhile y holds the sums so far.
+// Each thread multiplies some of the rows by all panels, not all rows by some panels. So a row is copied once, by the thread
+// that uses it. A block of rows stays in a core's second-level cache while the panels pass. A long panel would take up that
+// cache, so both are cut into pieces of the inputs; until the last piece, y holds the sums so far.
 
 #pragma once
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr long MANY_PER_THREAD = 48;  // rows: with fewer, it is faster to share
 constexpr long MOST_INPUTS = 1024;    // of a piece
 constexpr long MOST_NUMBERS = 1 << 17, MOST_PASSES = 64;  // of a block
 
-// Copy some inputs of x [rows, in]: up to PASS_ROWS rows. Of fewer, the last one is copied several times.
+// Pack some inputs of up to PASS_ROWS rows of x [rows, in]. If there are fewer, the last row fills the places left.
 static inline void pack_rows(const float* x, float* packed, Range rows, Range inputs, long in) {
   for (long four = 0; four < PASS_ROWS; four += 4) {
     const float* row[4];
@@ -43,9 +43,9 @@ struct Pass {
 
 static inline bool are_many(long rows) { return rows >= MANY_PER_THREAD * omp_get_num_threads(); }
 
-// For many rows x [rows, in], call `multiply` with the passes of a block, their inputs and the first output of a panel, until this
-// thread's rows are multiplied by all panels. All threads return when y is complete: what follows takes other shares of it. Not
-// inlined: else every product would have the large stack.
+// Pack this thread's rows of x [rows, in], block by block. For each piece of a block and each panel, call `multiply` with the
+// block's passes, the piece's inputs and the panel's first output. The threads wait for each other at the end: what follows
+// divides y among them by outputs. Not inlined, or every product would reserve this large stack frame.
 template <typename Multiply>
 __attribute__((noinline)) static void multiply_packed(const float* x, long rows, long in, long out, Multiply multiply) {
   alignas(64) float packed[MOST_NUMBERS];

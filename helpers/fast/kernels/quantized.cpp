@@ -316,7 +316,7 @@ static Range quantized_share(const Number* x, const Linear<Number>& layer, Numbe
         const Number* bias = layer.bias ? layer.bias + d : nullptr;
         if (rows > CONVERTED)
           for (long r = 0; r < rows; r += MANY_ROWS<Number>) {
-            const long first = std::min(r, rows - MANY_ROWS<Number>);  // some rows may be multiplied twice, to the same bits
+            const long first = std::min(r, rows - MANY_ROWS<Number>);  // the last pass may repeat rows: same bits
             multiply_converted<Vector>(inputs + first * sizes.steps, converted + d - c, scale, bias, y + first * step + d, sizes,
                                        columns);
           }

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <omp.h>
 
-// Integers: outputs of a panel (quantized.cpp), rows of a tile (tiles.h).
+// Outputs of a panel (quantized.cpp, packed_rows.h), rows of a tile (tiles.h).
 constexpr int PANEL = 32, TILE = 16;
 
 struct Range {

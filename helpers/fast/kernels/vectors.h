@@ -13,9 +13,11 @@ constexpr int LANES = 16;
 constexpr int LANES = 8;
 #endif
 
-// Whether products of so many rows of float32 at a time are faster: their sums with a panel take 24 of AVX-512's 32 registers.
+// The rows of a wide pass: their sums with a panel take 24 of AVX-512's 32 registers.
 constexpr int PASS_ROWS = 12;
-#if defined(AMD)  // not measured there
+
+// Whether products use wide passes: in float32 with AVX-512. On AMD's processors, they were not measured.
+#if defined(AMD)
 template <typename Number> constexpr bool WIDE_PASSES = false;
 #else
 template <typename Number> constexpr bool WIDE_PASSES = LANES == 16 && sizeof(Number) == 4;
