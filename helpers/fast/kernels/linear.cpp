@@ -54,8 +54,8 @@ struct Partial {
 // PACKED: as PARTIAL, but from packed rows. Choosing at run time made products of 512 rows a seventh slower.
 enum Reading { WHOLE, PARTIAL, PACKED };
 
-// Multiply R rows by some inputs of one panel: x [R, in] (packed: [inputs, PASS_ROWS]), w [inputs, COLUMNS], y [R, columns] with rows
-// that begin `step` numbers apart. Each line prefetches one, and these begin `pace` bytes apart. The loop over r is
+// Multiply R rows by some inputs of one panel: x [R, in] (packed: [inputs, PASS_ROWS]), w [inputs, COLUMNS], y [R, columns] with
+// rows that begin `step` numbers apart. Each line prefetches one, and these begin `pace` bytes apart. The loop over r is
 // unrolled; otherwise the sums would not stay in registers.
 template <int R, bool ONCE, Reading READING, typename Vector, typename Word, typename Number>
 static void multiply(const Word* x, const Word* w, const Number* bias, Number* y, long in, long step, long columns,
@@ -124,7 +124,7 @@ template <typename Number> Range linear_share(const Number* x, Linear<Number> la
   const long passes = std::max(1L, (rows + most - 1) / most), block = few && passes > 1 ? BLOCK : in;
   const long pace = LINE / passes;  // the passes prefetch the next panel or block together
   auto multiply = passes == 1 ? multiply_rows<FEW_ROWS<Number>, true, WHOLE, Vector, Word, Number>
-                  : few       ? multiply_rows<FEW_ROWS<Number>, false, WIDE_PASSES<Number> ? PARTIAL : WHOLE, Vector, Word, Number>
+                  : few       ? multiply_rows<FEW_ROWS<Number>, false, PARTIAL, Vector, Word, Number>
                               : multiply_rows<ROWS, false, WHOLE, Vector, Word, Number>;
   const Word *words = (const Word*)x, *w = (const Word*)layer.weight;
   Range panels = share_of((layer.out + COLUMNS - 1) / COLUMNS);

@@ -132,8 +132,8 @@ static void multiply(const Word* x, const uint32_t* w, const Scale* scales, cons
   store_totals(totals, bias, y, sizes, columns);
 }
 
-// Multiply MANY_ROWS rows by VECTORS * LANES outputs of a converted panel w [steps, PANEL]. This is not `multiply` with another
-// template argument, because GCC then kept some sums in memory.
+// Multiply MANY_ROWS rows by VECTORS * LANES outputs of a converted panel w [steps, PANEL]. This is not `multiply` with
+// another template argument, because GCC then kept some sums in memory.
 template <typename Vector, typename Word, typename Number, typename Scale>
 static void multiply_converted(const Word* x, const uint32_t* w, const Scale* scales, const Number* bias, Number* y, Sizes sizes,
                                long columns) {
